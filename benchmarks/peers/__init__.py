@@ -1,0 +1,1 @@
+"""Other engines, built and driven so that they show their best."""

@@ -1,0 +1,1 @@
+"""Benchmarks: prompt sets, arms measured in turns, reports that other tools can read."""

@@ -1,0 +1,124 @@
+"""`paceline bench kernels`: whole forward passes of a few rows against what memory and arithmetic allow.
+
+Floor of a pass = max(bytes / read bandwidth, floating-point operations / peak); bytes: weights, K/V read.
+Bandwidth, peak and every row count are measured once in each repeat, so that a machine whose speed drifts is
+compared with itself; the figures are medians over the repeats.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.table import Table
+
+    from paceline.llm import LLM
+
+READ_BYTES = 2 << 30
+CONTEXT = 128
+
+
+@dataclass(slots=True)
+class KernelSamples:
+    """What the repeats measured: GB/s, GFLOP/s, and seconds per row count."""
+
+    bandwidth: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+    seconds: dict[int, list[float]] = field(default_factory=dict)
+
+
+def steps_per_repeat(rows: Sequence[int]) -> int:
+    """How often `measure` reports progress in one repeat."""
+    return len(rows) + 2
+
+
+def measure(
+    llm: LLM,
+    rows: Sequence[int],
+    repeats: int,
+    *,
+    context: int = CONTEXT,
+    on_step: Callable[[str], None] = lambda _label: None,
+) -> dict[str, Any]:
+    """Measure forward passes of each number of rows; returns the object that `--output` writes."""
+    import paceline._native as _native
+
+    info = llm.info()
+    isa, threads = info["isa"], info["threads"]
+    samples = KernelSamples(seconds={count: [] for count in rows})
+    for count in rows:
+        llm.time_forward(count, context)
+    for repeat in range(repeats):
+        samples.bandwidth.append(
+            max(_native.measure_read_bandwidth(READ_BYTES, threads, prefetch) for prefetch in (False, True))
+        )
+        on_step("read bandwidth")
+        samples.peak.append(_native.measure_peak(isa, threads))
+        on_step("arithmetic peak")
+        for count in rows if repeat % 2 == 0 else reversed(rows):
+            samples.seconds[count].append(llm.time_forward(count, context))
+            on_step(f"{count} rows")
+    costs = {count: llm.pass_cost(count, context) for count in rows}
+    return summarise(samples, costs, isa=isa, threads=threads)
+
+
+def summarise(
+    samples: KernelSamples, costs: dict[int, tuple[float, float]], *, isa: str, threads: int
+) -> dict[str, Any]:
+    """Medians, floors and ratios. `costs`: row count -> (bytes, floating-point operations) of one pass."""
+    bandwidth = statistics.median(samples.bandwidth)
+    peak = statistics.median(samples.peak)
+    one_row = statistics.median(samples.seconds[1]) if 1 in samples.seconds else None
+    rows = []
+    for count, seconds in samples.seconds.items():
+        median = statistics.median(seconds)
+        volume, operations = costs[count]
+        floor = max(volume / (bandwidth * 1e9), operations / (peak * 1e9))
+        reached = volume / median / 1e9
+        rows.append(
+            {
+                "rows": count,
+                "ms": 1e3 * median,
+                "weight_gbs": reached,
+                "bandwidth_share": reached / bandwidth,
+                "floor_ms": 1e3 * floor,
+                "vs_floor": median / floor,
+                "vs_one_row": None if one_row is None else median / one_row,
+            }
+        )
+    return {
+        "read_bandwidth_gbs": bandwidth,
+        "peak_gflops": peak,
+        "isa": isa,
+        "threads": threads,
+        "rows": rows,
+    }
+
+
+def kernel_table(result: dict[str, Any]) -> Table:
+    """The result for a terminal."""
+    from rich.table import Table
+
+    table = Table(
+        title=f"{result['isa']}, {result['threads']} threads: reads {result['read_bandwidth_gbs']:.1f} GB/s, "
+        f"computes {result['peak_gflops']:.0f} GFLOP/s",
+        title_justify="left",
+    )
+    for heading in ("rows", "ms", "GB/s", "of bandwidth", "floor ms", "x floor", "x one row"):
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        ratio = row["vs_one_row"]
+        table.add_row(
+            str(row["rows"]),
+            f"{row['ms']:.2f}",
+            f"{row['weight_gbs']:.1f}",
+            f"{row['bandwidth_share']:.0%}",
+            f"{row['floor_ms']:.2f}",
+            f"{row['vs_floor']:.2f}",
+            "-" if ratio is None else f"{ratio:.2f}",
+        )
+    return table

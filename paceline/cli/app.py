@@ -1,0 +1,74 @@
+"""The command tree. Modules imported here stay light: a command imports the engine when it runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli.bench import bench_app
+from paceline.cli.chat import chat
+from paceline.cli.demo import demo
+from paceline.cli.drafters import drafters
+from paceline.cli.generate import generate
+from paceline.cli.models import convert, info, pull
+from paceline.errors import PacelineError
+
+app = typer.Typer(
+    name="paceline",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+GENERATING = "Generate"
+MODELS = "Models"
+MEASURING = "Measure and train"
+
+app.command(rich_help_panel=GENERATING)(generate)
+app.command(rich_help_panel=GENERATING)(chat)
+app.command(rich_help_panel=GENERATING)(demo)
+app.command(rich_help_panel=MODELS)(pull)
+app.command(rich_help_panel=MODELS)(convert)
+app.command(rich_help_panel=MODELS)(info)
+app.command(rich_help_panel=MODELS)(drafters)
+app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
+
+
+@app.command(
+    rich_help_panel=MEASURING,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def train(context: typer.Context) -> None:
+    """Train a drafter for a model (needs the extra: pip install 'paceline\\[train]')."""
+    try:
+        from paceline.train.cli import app as train_app
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "paceline":
+            raise
+        raise PacelineError(
+            f"training needs the package {error.name!r}; install it with: pip install 'paceline[train]'"
+        ) from None
+    train_app(args=context.args, prog_name="paceline train")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave."),
+    ] = False,
+) -> None:
+    """Run large language models on CPUs, several times faster by speculative decoding, not one token changed.
+
+    Start with:  paceline demo
+    """

@@ -1,0 +1,49 @@
+"""Opening a model for a command: download with a progress bar, load with a note, errors as errors."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.cli.options import EngineOptions
+    from paceline.llm import LLM
+
+
+def open_llm(options: EngineOptions) -> LLM:
+    """Load the model that the options name, fetching it first where it is not on disk."""
+    from paceline.cli.progress import download_progress
+
+    from paceline.weights.store import resolve_model
+
+    with download_progress() as progress:
+        resolve_model(options.model, progress=progress)
+    with note(f"Loading {options.model} ..."):
+        from paceline.llm import LLM
+
+        arguments: dict[str, Any] = {
+            "dtype": options.dtype,
+            "threads": options.threads,
+            "max_model_len": options.max_model_len,
+        }
+        if not options.speculation:
+            arguments["speculative_config"] = None
+        elif options.speculative_config is not None:
+            arguments["speculative_config"] = options.speculative_config
+        return LLM(options.model, **arguments)
+
+
+@contextmanager
+def note(text: str) -> Iterator[None]:
+    """Show a line on a terminal's standard error while the block runs, then take it away again."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(text, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,271 @@
+"""Command-line options that several commands share, and what they are turned into."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.sampling_params import SamplingParams
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+DEFAULT_MODEL = "smollm2-135m"
+
+MODEL_PANEL = "Model"
+SAMPLING_PANEL = "Sampling"
+SPECULATION_PANEL = "Speculation"
+OUTPUT_PANEL = "Output"
+
+MODEL_HELP = "Model: a known name (smollm2-135m), a folder, a .gguf file, or a Hugging Face id (org/name)."
+
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, rich_help_panel=MODEL_PANEL),
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option("--dtype", help="Weights in memory.", rich_help_panel=MODEL_PANEL)
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        metavar="N",
+        help="Threads; default: the physical cores that this process may use.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+MaxModelLenOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-model-len",
+        min=1,
+        metavar="N",
+        help="Longest context (prompt and answer) in tokens; default: what the model allows.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+SpeculativeConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help="""What drafts, as vLLM writes it: '{"method": "ngram", "num_speculative_tokens": 7}'. """
+        "Default: the drafter that belongs to the model, else prompt lookup.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+NumSpeculativeTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens",
+        "-k",
+        min=0,
+        metavar="K",
+        help="Tokens drafted per step; 0 decodes plainly. Default: what the configuration says.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+NoSpeculationOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-speculation",
+        help="Decode plainly, and load no drafter. The text is the same either way.",
+        rich_help_panel=SPECULATION_PANEL,
+    ),
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        "--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.", rich_help_panel=SAMPLING_PANEL
+    ),
+]
+TopPOption = Annotated[
+    float,
+    typer.Option(
+        "--top-p",
+        min=0.0,
+        max=1.0,
+        metavar="P",
+        help="Keep the likeliest tokens that sum to P.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+TopKOption = Annotated[
+    int,
+    typer.Option(
+        "--top-k",
+        min=0,
+        metavar="K",
+        help="Keep the K likeliest tokens; 0 keeps all.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+MinPOption = Annotated[
+    float,
+    typer.Option(
+        "--min-p",
+        min=0.0,
+        max=1.0,
+        metavar="P",
+        help="Drop tokens below P times the likeliest one.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Same seed, same text, with or without speculation. Default: a random one.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+RepetitionPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty",
+        min=0.0,
+        metavar="R",
+        help="Above 1 discourages tokens of the prompt and the answer so far.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+PresencePenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--presence-penalty",
+        min=-2.0,
+        max=2.0,
+        metavar="A",
+        help="Subtracted once from a token the answer already holds.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+FrequencyPenaltyOption = Annotated[
+    float,
+    typer.Option(
+        "--frequency-penalty",
+        min=-2.0,
+        max=2.0,
+        metavar="A",
+        help="Subtracted for each time the answer holds a token.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--stop",
+        metavar="TEXT",
+        help="End before this text; may be given several times.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+MinTokensOption = Annotated[
+    int,
+    typer.Option(
+        "--min-tokens",
+        min=0,
+        metavar="N",
+        help="No end before this many tokens.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+IgnoreEosOption = Annotated[
+    bool,
+    typer.Option(
+        "--ignore-eos",
+        help="Go on past the model's end-of-text token, up to the limit.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a command needs to open a model."""
+
+    model: str = DEFAULT_MODEL
+    dtype: Dtype = "auto"
+    threads: int | None = None
+    max_model_len: int | None = None
+    speculative_config: dict[str, Any] | None = None
+    speculation: bool = True
+
+
+def parse_speculative_config(text: str | None) -> dict[str, Any] | None:
+    """`--speculative-config` as a dict; whether its fields make sense `paceline.speculation` says."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(
+            f"not JSON ({error.msg} at character {error.pos + 1}): {text!r}. "
+            """Write it like '{"method": "ngram", "num_speculative_tokens": 7}', quoted for the shell.""",
+            param_hint="--speculative-config",
+        ) from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter(
+            f"expected a JSON object, found {type(value).__name__}", param_hint="--speculative-config"
+        )
+    return value
+
+
+def check_speculation(no_speculation: bool, num_speculative_tokens: int | None, config: str | None) -> None:
+    """Refuse options that contradict each other rather than let one win silently."""
+    if not no_speculation:
+        return
+    if num_speculative_tokens:
+        raise typer.BadParameter(
+            f"contradicts --num-speculative-tokens {num_speculative_tokens}; give one of them",
+            param_hint="--no-speculation",
+        )
+    if config is not None:
+        raise typer.BadParameter(
+            "contradicts --speculative-config; give one of them", param_hint="--no-speculation"
+        )
+
+
+def parse_ints(text: str, option: str, *, least: int) -> list[int]:
+    """`"0,7"` -> [0, 7]: whole numbers >= `least`, no duplicates, in the order given."""
+    values: list[int] = []
+    for part in text.split(","):
+        try:
+            value = int(part)
+        except ValueError:
+            raise typer.BadParameter(
+                f"{part!r} in {text!r} is not a whole number", param_hint=option
+            ) from None
+        if value < least:
+            raise typer.BadParameter(f"{value} in {text!r} is below {least}", param_hint=option)
+        if value in values:
+            raise typer.BadParameter(f"{value} appears twice in {text!r}", param_hint=option)
+        values.append(value)
+    return values
+
+
+def sampling_params(**fields: Any) -> SamplingParams:
+    """`SamplingParams` from option values; one that was not given (`None`) keeps the class's default."""
+    from paceline.sampling_params import SamplingParams
+
+    return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+
+
+def terminal_width(default: int = 80) -> int:
+    """Columns of the terminal on standard output (`COLUMNS` wins, as in every other program)."""
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(1).columns
+    except OSError:
+        return default

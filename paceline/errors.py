@@ -1,0 +1,19 @@
+"""Errors that a user can cause and mend. Each message names the field, the value and the remedy."""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of every error that Paceline raises on purpose; the command line prints it without a traceback."""
+
+
+class ConfigError(PacelineError):
+    """A configuration value (argument, config.json field, speculative config) is missing, unknown or out of range."""
+
+
+class CheckpointError(PacelineError):
+    """A model file is truncated, corrupt, hostile, of an unknown kind, or does not match its own configuration."""
+
+
+class CapacityError(PacelineError):
+    """The request or the model does not fit the memory or the context that was planned for it."""

@@ -1,0 +1,191 @@
+"""A decoder's configuration: config.json read once, checked, and turned into plain numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ConfigError
+
+MAX_HEAD_DIM = 256
+
+
+class ConfigReader:
+    """Typed access to a config.json mapping; every complaint names the field, the value and what would do."""
+
+    def __init__(self, config: dict[str, Any], where: str = "config.json") -> None:
+        self.config = config
+        self.where = where
+
+    def fail(self, name: str, remedy: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {name} = {self.config.get(name)!r}: {remedy}")
+
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
+        value = self.config.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"{self.where}: {name} is missing; it must be a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.fail(name, f"must be a whole number from {least} to {most}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.fail(name, "must be a finite number")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise self.fail(name, "must be true or false")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        value = self.config.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self.fail(name, "must be an object")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding: fp32 inverse frequencies [rotary_dim / 2], and how pairs are laid out."""
+
+    inv_freq: np.ndarray
+    interleaved: bool = False
+    scale: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * len(self.inv_freq)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A dense decoder of the Llama kind. `windows[i]` is layer i's sliding window, 0 for full attention."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    rope: Rope
+    tie_word_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int, ...] = field(default=())
+
+
+def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
+    """Rope of a config in the old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) style.
+
+    Scaling kinds: default, linear, llama3. Others are refused by name: running them unscaled would be silently wrong.
+    """
+    parameters = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
+    inner = ConfigReader(parameters, f"{reader.where}: rope parameters")
+    theta = inner.number("rope_theta", reader.number("rope_theta", 10000.0))
+    if theta <= 0:
+        raise reader.fail("rope_theta", "must be positive")
+    factor = inner.number("partial_rotary_factor", reader.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise reader.fail("partial_rotary_factor", f"gives {rotary_dim} rotated dimensions of {head_dim}")
+    exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "linear":
+        inv_freq = inv_freq / np.float32(inner.number("factor", 1.0))
+    elif kind == "llama3":
+        inv_freq = _llama3(inv_freq, inner)
+    elif kind != "default":
+        raise ConfigError(f"{reader.where}: rope_type = {kind!r} is not supported; supported: default, linear, llama3")
+    return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32))
+
+
+def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
+    """Llama 3.1's frequency-dependent scaling: long waves divided by `factor`, short ones kept, a ramp between."""
+    factor = reader.number("factor", 8.0)
+    low, high = reader.number("low_freq_factor", 1.0), reader.number("high_freq_factor", 4.0)
+    original = reader.number("original_max_position_embeddings", 8192.0)
+    if factor <= 0 or high <= low or original <= 0:
+        raise ConfigError(f"{reader.where}: llama3 scaling needs factor > 0 and high_freq_factor > low_freq_factor")
+    wavelength = 2 * math.pi / inv_freq
+    smooth = (original / wavelength - low) / (high - low)
+    ramp = (1 - smooth) * inv_freq / factor + smooth * inv_freq
+    scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
+    between = (wavelength <= original / low) & (wavelength >= original / high)
+    return np.where(between, ramp, scaled).astype(np.float32)
+
+
+def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
+    """Sliding window of each layer from `layer_types` or, without it, `use_sliding_window` and `max_window_layers`."""
+    window = reader.config.get("sliding_window")
+    types = reader.config.get("layer_types")
+    if types is None:
+        if window is None or not reader.flag("use_sliding_window", reader.config.get("model_type") == "mistral"):
+            return (0,) * num_layers
+        first = reader.integer("max_window_layers", 0, least=0)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
+    known = {"full_attention", "sliding_attention"}
+    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= known:
+        raise reader.fail("layer_types", f"must list {num_layers} of {sorted(known)}")
+    if "sliding_attention" not in types:
+        return (0,) * num_layers
+    width = reader.integer("sliding_window")
+    return tuple(width if t == "sliding_attention" else 0 for t in types)
+
+
+def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family: Any) -> DecoderConfig:
+    """The fields every family shares; `family` gives the ones a model file decides (biases, qk_norm, ...).
+
+    Raises ConfigError naming the field, its value and what would do.
+    """
+    reader = ConfigReader(config, where)
+    hidden = reader.integer("hidden_size", most=1 << 20)
+    heads = reader.integer("num_attention_heads", most=4096)
+    kv_heads = reader.integer("num_key_value_heads", heads, most=4096)
+    if heads % kv_heads:
+        raise reader.fail("num_key_value_heads", f"must divide num_attention_heads = {heads}")
+    if config.get("head_dim") is None and hidden % heads:
+        raise reader.fail("hidden_size", f"is not a multiple of num_attention_heads = {heads}; give head_dim")
+    head_dim = reader.integer("head_dim", hidden // heads, least=2, most=MAX_HEAD_DIM)
+    if head_dim % 2:
+        raise reader.fail("head_dim", "must be even")
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise reader.fail("hidden_act", "only silu is supported for this family")
+    layers = reader.integer("num_hidden_layers", most=4096)
+    return DecoderConfig(
+        model_type=str(config.get("model_type")),
+        vocab_size=reader.integer("vocab_size", most=1 << 24),
+        hidden_size=hidden,
+        intermediate_size=reader.integer("intermediate_size", most=1 << 22),
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        max_position_embeddings=reader.integer("max_position_embeddings", 2048),
+        rope=read_rope(reader, head_dim),
+        tie_word_embeddings=reader.flag("tie_word_embeddings", False),
+        windows=read_windows(reader, layers),
+        **family,
+    )

@@ -1,0 +1,12 @@
+"""Llama 2 and 3, and models saved under its name (SmolLM2, TinyLlama, ...)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.models.config import DecoderConfig, read_decoder
+
+
+def read_config(config: dict[str, Any]) -> DecoderConfig:
+    bias = bool(config.get("attention_bias", False))
+    return read_decoder(config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))

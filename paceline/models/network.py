@@ -1,0 +1,138 @@
+"""Builds native plans from named weights: the vocabulary in which model files describe their networks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from paceline import _native
+from paceline.errors import CheckpointError
+from paceline.weights.checkpoint import Checkpoint
+
+PANEL = 32
+
+
+def packed_bytes(n: int, k: int, *, f32: bool, gated: bool = False) -> int:
+    """Bytes of a packed [n, k] weight (gated: two of them), the arena's page rounding included."""
+    panels = -(-n // PANEL) * (2 if gated else 1)
+    return panels * (k if f32 else -(-k // 2)) * 128 + 4096
+
+
+class WeightLoader:
+    """Reads tensors of a checkpoint into packed weights, several at a time, checking every shape.
+
+    At most `workers` tensors are unpacked at once, so peak memory stays near the packed size.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, f32: bool, capacity: int, workers: int) -> None:
+        self.checkpoint = checkpoint
+        self.f32 = f32
+        self.arena = _native.Arena(capacity)
+        self._pool = ThreadPoolExecutor(max_workers=max(1, workers))
+        self._jobs: list[Future[None]] = []
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        """A norm weight or bias as fp32 [size]."""
+        return np.ascontiguousarray(self._load(name, (size,), "float32"))
+
+    def packed(self, parts: Sequence[tuple[str, int]], k: int, *, gated: bool = False) -> Any:
+        """Matrices [n_i, k] stacked along their rows; gated: exactly two of equal size, gate and up."""
+        n = parts[0][1] if gated else sum(rows for _, rows in parts)
+        weight = _native.Packed(self.arena, n, k, self.f32, gated)
+        row = 0
+        for index, (name, rows) in enumerate(parts):
+            self._expect(name, (rows, k))
+            job = self._pool.submit(self._fill, weight, name, (rows, k), 0 if gated else row, index if gated else 0)
+            self._jobs.append(job)
+            row += rows
+        return weight
+
+    def table(self, name: str, n: int, k: int) -> np.ndarray:
+        """An embedding table [n, k] left as it is in memory: fp32, or bf16 bits as uint16."""
+        values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
+        return values if self.f32 else values.view(np.uint16)
+
+    def rows(self, name: str, n: int, k: int, rows: np.ndarray) -> Any:
+        """Some rows of a [n, k] matrix, packed in the order given."""
+        values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")[rows]
+        weight = _native.Packed(self.arena, len(rows), k, self.f32, False)
+        self._put(weight, values, 0, 0)
+        return weight
+
+    def finish(self) -> None:
+        """Wait until everything is packed. Raises what a reader raised."""
+        try:
+            for job in self._jobs:
+                job.result()
+        finally:
+            self._pool.shutdown(cancel_futures=True)
+
+    def _fill(self, weight: Any, name: str, shape: tuple[int, int], row: int, part: int) -> None:
+        self._put(weight, self._load(name, shape, "float32" if self.f32 else "bfloat16"), row, part)
+
+    def _put(self, weight: Any, values: np.ndarray, row: int, part: int) -> None:
+        values = np.ascontiguousarray(values)
+        if self.f32:
+            weight.fill(values, row, part)
+        else:
+            weight.fill_bf16(values.view(np.uint16), row, part)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        if name not in self.checkpoint:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {name} {list(shape)} is missing; the file is not a whole model"
+            )
+        found = self.checkpoint.shape(name)
+        if tuple(found) != shape:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {name} has shape {list(found)}, its config says {list(shape)}"
+            )
+
+    def _load(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        self._expect(name, shape)
+        return self.checkpoint.load(name, dtype)
+
+
+class Network:
+    """A native plan under construction, with named row buffers."""
+
+    def __init__(self, pool: Any, isa: str, *, f32: bool, max_rows: int) -> None:
+        self.plan = _native.Plan(pool, isa, f32, max_rows)
+        self._buffers: dict[str, tuple[int, Any, int]] = {}
+
+    def buffer(self, name: str, width: int, kind: str = "F32") -> str:
+        """Declare a row buffer (kinds: F32, ACT, INPUT, LOGITS, TAPS); declaring it twice alike is fine."""
+        key = (getattr(_native.BufferKind, kind), width)
+        if name in self._buffers:
+            assert self._buffers[name][1:] == key, f"buffer {name} declared twice"
+        else:
+            self._buffers[name] = (self.plan.buffer(*key), *key)
+        return name
+
+    def __getitem__(self, name: str) -> int:
+        return self._buffers[name][0]
+
+    def embed(self, out: str, weight: Any, scale: float = 1.0) -> None:
+        if isinstance(weight, np.ndarray):
+            self.plan.embed_table(self[out], weight, scale)
+        else:
+            self.plan.embed_packed(self[out], weight, scale)
+
+    def rope(self, rope: Any) -> None:
+        half = len(rope.inv_freq)
+        self.plan.rope(self[self.buffer("cos", half)], self[self.buffer("sin", half)], rope.inv_freq, rope.scale)
+
+    def linear(self, source: str, out: str, weight: Any, *, epilogue: str = "STORE", **options: Any) -> None:
+        self.plan.linear(self[source], self[out], weight, epilogue=getattr(_native.Epilogue, epilogue), **options)
+
+    def qkv_post(self, source: str, out: str, **options: Any) -> None:
+        self.plan.qkv_post(self[source], self[out], self["cos"], self["sin"], **options)
+
+    def attention(self, source: str, out: str, **options: Any) -> None:
+        self.plan.attention(self[source], self[out], **options)
+
+    def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
+        self.plan.copy(self[source], self[out], width, offset)

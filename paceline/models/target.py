@@ -1,0 +1,136 @@
+"""A target model in memory: packed weights and the plans that run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline import _native, runtime
+from paceline.errors import CapacityError, ConfigError
+from paceline.models import llama, qwen2, qwen3
+from paceline.models.config import DecoderConfig
+from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
+from paceline.models.network import Network, WeightLoader
+from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
+    "llama": llama.read_config,
+    "qwen2": qwen2.read_config,
+    "qwen3": qwen3.read_config,
+}
+
+
+def resolve_dtype(dtype: str) -> Literal["bfloat16", "float32"]:
+    """`auto` is bfloat16 whatever the file holds: fp32 is for comparisons with references."""
+    if dtype in ("auto", "bfloat16"):
+        return "bfloat16"
+    if dtype == "float32":
+        return "float32"
+    raise ConfigError(f"dtype: {dtype!r} is not supported; use auto, bfloat16 or float32")
+
+
+class TargetModel:
+    """A decoder with packed weights. `forward` is one pass over a ragged batch of rows."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: str = "auto",
+        threads: int | None = None,
+        isa: str = "",
+        max_rows: int = 512,
+    ) -> None:
+        self.dtype = resolve_dtype(dtype)
+        self.f32 = self.dtype == "float32"
+        self.isa = runtime.choose_isa(isa)
+        self.threads = runtime.choose_threads(threads)
+        self.pool = runtime.thread_pool(self.threads)
+        self.max_rows = max_rows
+        self.path = checkpoint.path
+        self.checkpoint = checkpoint
+        self.config = read_config(checkpoint)
+        self.weight_bytes = weight_bytes(self.config, f32=self.f32)
+        available = runtime.available_memory()
+        if self.weight_bytes > available:
+            raise CapacityError(
+                f"{checkpoint.path}: needs {self.weight_bytes / 2**30:.1f} GiB for its weights, "
+                f"{available / 2**30:.1f} GiB of memory are free; use a smaller model or a machine with more memory"
+            )
+        loader = WeightLoader(checkpoint, f32=self.f32, capacity=self.weight_bytes + (1 << 20), workers=self.threads)
+        try:
+            self.weights = load_decoder(loader, self.config)
+        finally:
+            loader.finish()
+        self._loader = loader
+        self._plans: dict[tuple[int, ...], _native.Plan] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def plan(self, taps: Sequence[int] = ()) -> _native.Plan:
+        """The native plan that also returns the residual stream behind these layers; built once per choice."""
+        key = tuple(taps)
+        if key not in self._plans:
+            for layer in key:
+                if not -1 <= layer < self.config.num_layers:
+                    raise ConfigError(
+                        f"target_layer_ids: {layer} is outside -1..{self.config.num_layers - 1} of this target"
+                    )
+            net = Network(self.pool, self.isa, f32=self.f32, max_rows=self.max_rows)
+            build_decoder(net, self.config, self.weights, key)
+            self._plans[key] = net.plan
+        return self._plans[key]
+
+    def new_cache(self, blocks: int) -> _native.KVCache:
+        """A key/value cache of `blocks` blocks of 16 tokens; memory is taken as blocks are first written."""
+        c = self.config
+        return _native.KVCache(c.num_layers, c.num_kv_heads, c.head_dim, blocks, self.f32)
+
+    def logits(self, tokens: Sequence[int], *, taps: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """Logits [n, vocab] of every row of one text from an empty cache, and its taps [n, len(taps) * H].
+
+        For checks and scoring; generation goes through the engine.
+        """
+        n = len(tokens)
+        blocks = -(-n // _native.KEYS_PER_BLOCK)
+        cache = self.new_cache(blocks)
+        table = np.arange(blocks, dtype=np.int32)[None]
+        logits = np.empty((n, self.vocab_size), np.float32)
+        tapped = np.empty((n, max(1, len(taps)) * self.config.hidden_size), np.float32)
+        plan = self.plan(taps)
+        for start in range(0, n, self.max_rows):
+            end = min(n, start + self.max_rows)
+            rows = end - start
+            plan.forward(
+                cache,
+                np.arange(start, end, dtype=np.int32),
+                np.array([0, rows], np.int32),
+                tokens=np.asarray(tokens[start:end], np.int32),
+                block_tables=table,
+                select=np.arange(rows, dtype=np.int32),
+                logits=logits[start:end],
+                taps=tapped[start:end] if taps else None,
+            )
+        return logits, tapped
+
+
+def read_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """The checkpoint's configuration. Raises ConfigError for a family that is not supported."""
+    kind = checkpoint.config.get("model_type")
+    family = FAMILIES.get(str(kind))
+    if family is None:
+        raise ConfigError(
+            f"{checkpoint.path}: model_type = {kind!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return family(checkpoint.config)
+
+
+def load_model(path: str | Path, **options: Any) -> TargetModel:
+    """Open a Hugging Face folder or GGUF file and pack its weights; options as for `TargetModel`."""
+    return TargetModel(open_checkpoint(path), **options)

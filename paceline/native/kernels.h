@@ -1,0 +1,122 @@
+// Interface between the plan interpreter and the instruction-set specific kernels.
+//
+// Every isa_*.cpp defines one `Kernels` table from the same source (kernels.inl). This header must stay free of inline
+// functions and templates with external linkage: code compiled for AVX-512 must never be merged into the baseline.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace paceline {
+
+constexpr int kPanel = 32;        // columns of one packed weight panel
+constexpr int kKeysPerBlock = 16; // tokens of one KV cache block
+constexpr int kPartition = 64;    // keys whose softmax is computed as one partial result, at absolute positions
+constexpr int kMaxHeadDim = 256;
+
+// How rows are stored as inputs of matrix products.
+enum class Act : int {
+  kF32 = 0,         // fp32 weights: unrounded
+  kF32Rounded = 1,  // bf16 weights on a path without a bf16 dot product: bf16 values held in fp32
+  kBF16 = 2,        // bf16 weights on a path with a bf16 dot product
+};
+
+enum class Epilogue : int {
+  kStore = 0,     // out = a w^T (+ bias)
+  kAdd = 1,       // out += a w^T (+ bias)
+  kSwiGLU = 2,    // act_out = silu(gate) * up; gate and up panels interleaved
+  kGeluTanh = 3,  // act_out = gelu_tanh(gate) * up
+};
+
+struct GemmArgs {
+  const void* a;      // [rows, lda] in the path's activation format
+  size_t lda;         // elements
+  int rows, k, n;     // n: columns to write (gated: columns of the result)
+  const void* w;      // packed panels
+  bool w_f32;
+  int panel_begin, panel_end;
+  Epilogue epilogue;
+  const float* bias;  // [n] or null
+  float* out;         // [rows, ldo]
+  size_t ldo;
+  void* act_out;      // gated epilogues
+  size_t ld_act;
+  Act act;
+};
+
+struct QkvPostArgs {
+  const float* qkv;  // [rows, ld]: q heads, k heads, v heads
+  size_t ld;
+  int heads, kv_heads, head_dim, rotary_dim;
+  bool interleaved_rope;
+  const float* q_norm;  // [head_dim] or null
+  const float* k_norm;
+  float eps;
+  const float* cos;  // [rows, rotary_dim / 2]
+  const float* sin;
+  void* q_out;  // [rows, heads * head_dim] activation format
+  size_t ld_q;
+  Act act;
+  // cache of this layer
+  uint8_t* cache;         // base of the layer
+  size_t block_bytes;     // bytes of one (block, kv head): keys then values
+  bool cache_f32;
+};
+
+struct AttentionArgs {
+  const void* q;  // [rows, heads * head_dim] activation format
+  size_t ld_q;
+  int heads, kv_heads, head_dim;
+  float scale;
+  float softcap;  // 0: none
+  Act act;
+  const uint8_t* cache;
+  size_t block_bytes;
+  bool cache_f32;
+  void* out;  // [rows, heads * head_dim] activation format
+  size_t ld_out;
+};
+
+// One tile of query vectors that share a kv head: vector i belongs to row rows[i], query head heads[i], and sees keys
+// first[i] <= key <= last[i].
+struct QueryTile {
+  int count;
+  int kv_head;
+  int row[8];
+  int head[8];
+  int first[8];
+  int last[8];
+};
+
+struct Kernels {
+  const char* name;
+  int max_query_tile;
+  bool bf16_dot;
+  void (*gemm)(const GemmArgs&);
+  // rows [begin, end) of x [*, ldx] -> act [*, lda]: rmsnorm when weight is given, plain conversion otherwise
+  void (*norm_rows)(const float* x, size_t ldx, int width, const float* weight, float eps, void* act, size_t lda,
+                    Act mode, int begin, int end);
+  void (*norm_rows_f32)(const float* x, size_t ldx, int width, const float* weight, float eps, float* out, size_t ldo,
+                        int begin, int end);
+  // head h of row r: h counts q heads, then k heads, then v heads
+  void (*qkv_post)(const QkvPostArgs&, int row, int head, int block, int slot);
+  // state: [count][2 + padded head_dim] = max, sum, weighted values; folded over partitions [p0, p1)
+  void (*attend)(const AttentionArgs&, const QueryTile&, const int32_t* block_table, int p0, int p1, float* state);
+  void (*merge)(float* state, const float* partial, int head_dim);
+  void (*finish)(const AttentionArgs&, const float* state, int row, int head);
+  // floors
+  double (*peak_loop)(long iterations, bool f32);  // returns operations done
+  uint64_t (*read_loop)(const uint8_t* p, size_t bytes, int prefetch_bytes);
+};
+
+extern const Kernels kPortableKernels;
+#if defined(__x86_64__)
+extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx512Kernels;
+extern const Kernels kAvx512Bf16Kernels;
+#endif
+
+// The path for this process: PACELINE_ISA or the best that the processor offers. Throws std::runtime_error.
+const Kernels& kernels_for(const char* name);
+const char* best_isa();
+
+}  // namespace paceline

@@ -1,0 +1,631 @@
+// The kernels, written once over the sixteen-lane vector `V` and the operations `S` of one instruction set.
+//
+// Invariant 1 (design): a result never depends on which tile shape computed it. Each output of a matrix product is one
+// accumulator that walks K in order; attention works on partitions of 64 keys at absolute positions and folds them in
+// order; sums over a row use fixed lanes and a fixed tree. Keep it so: every new shape must walk in the same order.
+//
+// Everything lives in an unnamed namespace: see kernels.h.
+#include "kernels.h"
+
+namespace {
+
+using paceline::Act;
+using paceline::AttentionArgs;
+using paceline::Epilogue;
+using paceline::GemmArgs;
+using paceline::kKeysPerBlock;
+using paceline::kMaxHeadDim;
+using paceline::kPanel;
+using paceline::kPartition;
+using paceline::QkvPostArgs;
+using paceline::QueryTile;
+
+// Ahead of the stream of weights: covers memory latency also while a tile's results are written out.
+constexpr int kPrefetchBytes = 8192;
+constexpr float kNegInf = -__builtin_inff();
+
+// ---------------------------------------------------------------- scalars and reductions
+
+inline float lane_sum(V x) { return S::lane_sum(x); }
+inline float lane_max(V x) { return S::lane_max(x); }
+
+// e^x, relative error below 2e-7; exactly 0 below -87 (the polynomial of Cephes' expf).
+inline V exp_v(V x) {
+  const V c = S::min(S::max(x, S::set1(-87.0f)), S::set1(88.0f));
+  const V n = S::nearest(S::mul(c, S::set1(1.44269504088896341f)));
+  V r = S::fma(n, S::set1(-0.693359375f), c);
+  r = S::fma(n, S::set1(2.12194440e-4f), r);
+  V p = S::set1(1.9875691500e-4f);
+  p = S::fma(p, r, S::set1(1.3981999507e-3f));
+  p = S::fma(p, r, S::set1(8.3334519073e-3f));
+  p = S::fma(p, r, S::set1(4.1665795894e-2f));
+  p = S::fma(p, r, S::set1(1.6666665459e-1f));
+  p = S::fma(p, r, S::set1(5.0000001201e-1f));
+  p = S::fma(p, S::mul(r, r), S::add(r, S::set1(1.0f)));
+  return S::zero_below(S::ldexp_int(p, n), x, -87.0f);
+}
+
+
+inline V silu_v(V x) { return S::div(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
+
+inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
+  const V e = exp_v(S::add(x, x));
+  return S::sub(S::set1(1.0f), S::div(S::set1(2.0f), S::add(e, S::set1(1.0f))));
+}
+
+inline V gelu_tanh_v(V x) {
+  const V inner = S::mul(S::set1(0.7978845608028654f),
+                         S::fma(S::mul(S::set1(0.044715f), S::mul(x, x)), x, x));
+  return S::mul(S::mul(S::set1(0.5f), x), S::add(S::set1(1.0f), tanh_v(inner)));
+}
+
+inline void store_act(void* base, size_t index, Act act, V x) {
+  if (act == Act::kBF16)
+    S::store_bf16(static_cast<uint16_t*>(base) + index, x);
+  else
+    S::store(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x);
+}
+
+inline V load_part(const float* p, int n) {
+  if (n >= 16) return S::load(p);
+  float t[16] = {0};
+  for (int i = 0; i < n; ++i) t[i] = p[i];
+  return S::load(t);
+}
+
+inline void store_part(float* p, V x, int n) {
+  if (n >= 16) return S::store(p, x);
+  float t[16];
+  S::store(t, x);
+  for (int i = 0; i < n; ++i) p[i] = t[i];
+}
+
+inline void store_act_part(void* base, size_t index, Act act, V x, int n) {
+  if (n >= 16) return store_act(base, index, act, x);
+  if (act == Act::kBF16) {
+    uint16_t t[16];
+    S::store_bf16(t, x);
+    for (int i = 0; i < n; ++i) static_cast<uint16_t*>(base)[index + i] = t[i];
+  } else {
+    store_part(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x, n);
+  }
+}
+
+// ---------------------------------------------------------------- matrix product
+
+// Rows of the activations, reachable with few address registers: row r is base[r / 3] + (r % 3) * stride.
+template <class A, int MR>
+struct Rows {
+  const A* base[(MR + 2) / 3];
+  size_t stride;
+  Rows(const A* a, size_t lda) : stride(lda) {
+    for (int i = 0; i < (MR + 2) / 3; ++i) base[i] = a + size_t(3) * i * lda;
+  }
+  inline const A* at(int r) const { return base[r / 3] + size_t(r % 3) * stride; }
+};
+
+// One tile: MR rows times NV vectors of columns (NV 4: two panels, 2: one panel, 1: half a panel).
+// w points at the first vector; pstride: bytes from one panel to the next. tmp: [MR][ldt].
+template <int MR, int NV>
+inline void tile_f32(const float* a, size_t lda, const uint8_t* w, size_t pstride, int k, float* tmp, int ldt,
+                     bool prefetch) {
+  const Rows<float, MR> rows(a, lda);
+  V acc[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
+  const uint8_t* p0 = w;
+  const uint8_t* p1 = w + pstride;
+  for (int i = 0; i < k; ++i) {
+    V wv[NV];
+    for (int v = 0; v < NV; ++v)
+      wv[v] = S::load(reinterpret_cast<const float*>((v < 2 ? p0 : p1) + size_t(i) * 128 + (v & 1) * 64));
+    if (prefetch) {
+      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes);
+      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes + 64);
+      if (NV == 4) {
+        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes);
+        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes + 64);
+      }
+    }
+    for (int r = 0; r < MR; ++r) {
+      const V x = S::set1(rows.at(r)[i]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(wv[v], x, acc[r][v]);
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) S::store(tmp + r * ldt + v * 16, acc[r][v]);
+}
+
+// The same on bf16 weights; kp counts pairs of k.
+template <int MR, int NV>
+inline void tile_bf16(const void* a, size_t lda, const uint8_t* w, size_t pstride, int kp, float* tmp, int ldt,
+                      bool prefetch) {
+  V acc[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
+  const uint8_t* p0 = w;
+  const uint8_t* p1 = w + pstride;
+#ifdef PACELINE_BF16_DOT
+  const Rows<uint32_t, MR> rows(static_cast<const uint32_t*>(a), lda / 2);
+#else
+  const Rows<float, MR> rows(static_cast<const float*>(a), lda);
+#endif
+#pragma GCC unroll 2
+  for (int i = 0; i < kp; ++i) {
+    Pairs wv[NV];
+    for (int v = 0; v < NV; ++v)
+      wv[v] = S::load_pairs(reinterpret_cast<const uint16_t*>((v < 2 ? p0 : p1) + size_t(i) * 128 + (v & 1) * 64));
+    if (prefetch) {
+      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes);
+      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes + 64);
+      if (NV == 4) {
+        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes);
+        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes + 64);
+      }
+    }
+#ifdef PACELINE_BF16_DOT
+    for (int r = 0; r < MR; ++r) {
+      const uint32_t x = rows.at(r)[i];
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::dot_pairs(acc[r][v], wv[v], x);
+    }
+#else
+    V half[NV];
+    for (int v = 0; v < NV; ++v) half[v] = S::even(wv[v]);
+    for (int r = 0; r < MR; ++r) {
+      const V x = S::set1(rows.at(r)[2 * i]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
+    }
+    for (int v = 0; v < NV; ++v) half[v] = S::odd(wv[v]);
+    for (int r = 0; r < MR; ++r) {
+      const V x = S::set1(rows.at(r)[2 * i + 1]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
+    }
+#endif
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) S::store(tmp + r * ldt + v * 16, acc[r][v]);
+}
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
+// Fills tmp [MR][panels * 32] for one or two neighbouring panels.
+template <int MR, bool F32>
+void tile_rows(const GemmArgs& g, const void* a, const uint8_t* w, size_t pstride, int panels, float* tmp,
+               bool prefetch) {
+  const int steps = F32 ? g.k : (g.k + 1) / 2;
+  const int ldt = panels * 32;
+  const auto run = [&](auto nv, const uint8_t* at, float* out) {
+    constexpr int NV = decltype(nv)::value;
+    if constexpr (F32)
+      tile_f32<MR, NV>(static_cast<const float*>(a), g.lda, at, pstride, steps, out, ldt, prefetch);
+    else
+      tile_bf16<MR, NV>(a, g.lda, at, pstride, steps, out, ldt, prefetch);
+  };
+  if constexpr (MR <= S::kWideRows) {
+    if (panels == 2) return run(Int<4>{}, w, tmp);
+  }
+  for (int p = 0; p < panels; ++p) {
+    if constexpr (MR <= S::kPanelRows) {
+      run(Int<2>{}, w + p * pstride, tmp + p * 32);
+    } else {
+      run(Int<1>{}, w + p * pstride, tmp + p * 32);
+      run(Int<1>{}, w + p * pstride + 64, tmp + p * 32 + 16);
+    }
+  }
+}
+
+constexpr int kMaxTileRows = S::kPanelRows > S::kHalfRows ? S::kPanelRows : S::kHalfRows;
+
+template <bool F32>
+inline void tile_dispatch(int mr, const GemmArgs& g, const void* a, const uint8_t* w, size_t pstride, int panels,
+                          float* tmp, bool prefetch) {
+#define PL_CASE(N)                                                                  \
+  case N:                                                                           \
+    if constexpr (N <= kMaxTileRows) tile_rows<N, F32>(g, a, w, pstride, panels, tmp, prefetch); \
+    break
+  switch (mr) {
+    PL_CASE(1);
+    PL_CASE(2);
+    PL_CASE(3);
+    PL_CASE(4);
+    PL_CASE(5);
+    PL_CASE(6);
+    PL_CASE(7);
+    PL_CASE(8);
+    PL_CASE(9);
+    PL_CASE(10);
+    PL_CASE(11);
+    PL_CASE(12);
+  }
+#undef PL_CASE
+}
+
+void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, int panels) {
+  const int width = panels * 32;
+  if (g.epilogue == Epilogue::kSwiGLU || g.epilogue == Epilogue::kGeluTanh) {
+    const int col = panel / 2 * 32;
+    for (int r = 0; r < mr; ++r)
+      for (int v = 0; v < 2 && col + v * 16 < g.n; ++v) {
+        V gate = S::load(tmp + r * 64 + v * 16);
+        V up = S::load(tmp + r * 64 + 32 + v * 16);
+        const int left = g.n - (col + v * 16);
+        if (g.bias) {
+          gate = S::add(gate, load_part(g.bias + col + v * 16, left));
+          up = S::add(up, load_part(g.bias + g.n + col + v * 16, left));
+        }
+        const V y = S::mul(g.epilogue == Epilogue::kSwiGLU ? silu_v(gate) : gelu_tanh_v(gate), up);
+        store_act_part(g.act_out, size_t(row + r) * g.ld_act + col + v * 16, g.act, y, left);
+      }
+    return;
+  }
+  for (int r = 0; r < mr; ++r)
+    for (int v = 0; v < width / 16; ++v) {
+      const int col = panel * 32 + v * 16;
+      const int left = g.n - col;
+      if (left <= 0) break;
+      V y = S::load(tmp + r * width + v * 16);
+      if (g.bias) y = S::add(y, load_part(g.bias + col, left));
+      float* out = g.out + size_t(row + r) * g.ldo + col;
+      if (g.epilogue == Epilogue::kAdd) y = S::add(load_part(out, left), y);
+      store_part(out, y, left);
+    }
+}
+
+// Panels [panel_begin, panel_end) of the product for all rows. Panels are taken in pairs; a pair's weights stay in the
+// second-level cache while the row tiles pass over them.
+template <bool F32>
+void gemm_t(const GemmArgs& g) {
+  const size_t pstride = size_t(F32 ? g.k : (g.k + 1) / 2) * 128;
+  const int tiles = (g.rows + kMaxTileRows - 1) / kMaxTileRows;
+  const size_t item = F32 || !S::kBf16Dot ? 4 : 2;
+  float tmp[kMaxTileRows * 64];
+  for (int p = g.panel_begin; p < g.panel_end; p += 2) {
+    const int panels = g.panel_end - p < 2 ? 1 : 2;
+    const uint8_t* w = static_cast<const uint8_t*>(g.w) + size_t(p) * pstride;
+    for (int t = 0; t < tiles; ++t) {
+      const int r0 = int(int64_t(g.rows) * t / tiles), r1 = int(int64_t(g.rows) * (t + 1) / tiles);
+      const uint8_t* a = static_cast<const uint8_t*>(g.a) + size_t(r0) * g.lda * item;
+      tile_dispatch<F32>(r1 - r0, g, a, w, pstride, panels, tmp, t == 0);
+      epilogue(g, tmp, r0, r1 - r0, p, panels);
+    }
+  }
+}
+
+void gemm(const GemmArgs& g) {
+  if (g.w_f32)
+    gemm_t<true>(g);
+  else
+    gemm_t<false>(g);
+}
+
+// ---------------------------------------------------------------- norms
+
+inline float inverse_rms(const float* x, int width, float eps) {
+  V s0 = S::zero(), s1 = S::zero();
+  int i = 0;
+  for (; i + 32 <= width; i += 32) {
+    const V a = S::load(x + i), b = S::load(x + i + 16);
+    s0 = S::fma(a, a, s0);
+    s1 = S::fma(b, b, s1);
+  }
+  for (; i < width; i += 16) {
+    const V a = load_part(x + i, width - i);
+    s0 = S::fma(a, a, s0);
+  }
+  return 1.0f / __builtin_sqrtf(lane_sum(S::add(s0, s1)) / float(width) + eps);
+}
+
+template <class Put>
+inline void norm_row(const float* x, int width, const float* weight, float eps, Put put) {
+  if (!weight) {
+    for (int i = 0; i < width; i += 16) put(i, load_part(x + i, width - i), width - i);
+    return;
+  }
+  const V scale = S::set1(inverse_rms(x, width, eps));
+  for (int i = 0; i < width; i += 16) {
+    const int left = width - i;
+    put(i, S::mul(S::mul(load_part(x + i, left), scale), load_part(weight + i, left)), left);
+  }
+}
+
+void norm_rows(const float* x, size_t ldx, int width, const float* weight, float eps, void* act, size_t lda, Act mode,
+               int begin, int end) {
+  for (int r = begin; r < end; ++r)
+    norm_row(x + r * ldx, width, weight, eps,
+             [&](int i, V y, int left) { store_act_part(act, r * lda + i, mode, y, left); });
+}
+
+void norm_rows_f32(const float* x, size_t ldx, int width, const float* weight, float eps, float* out, size_t ldo,
+                   int begin, int end) {
+  for (int r = begin; r < end; ++r)
+    norm_row(x + r * ldx, width, weight, eps, [&](int i, V y, int left) { store_part(out + r * ldo + i, y, left); });
+}
+
+// ---------------------------------------------------------------- rope and the cache
+
+inline int padded(int n) { return (n + 15) / 16 * 16; }
+
+// Rotates pairs of y in place: (i, i + half), or (2i, 2i + 1) when interleaved.
+inline void rotate(float* y, const float* c, const float* s, int half, bool interleaved) {
+  if (interleaved) {
+    for (int i = 0; i < half; ++i) {
+      const float a = y[2 * i], b = y[2 * i + 1];
+      y[2 * i] = a * c[i] - b * s[i];
+      y[2 * i + 1] = b * c[i] + a * s[i];
+    }
+    return;
+  }
+  for (int i = 0; i < half; i += 16) {
+    const int left = half - i;
+    const V a = load_part(y + i, left), b = load_part(y + half + i, left);
+    const V vc = load_part(c + i, left), vs = load_part(s + i, left);
+    store_part(y + i, S::sub(S::mul(a, vc), S::mul(b, vs)), left);
+    store_part(y + half + i, S::add(S::mul(b, vc), S::mul(a, vs)), left);
+  }
+}
+
+// Key block layout: [head_dim / 2][16 keys][2] bf16, or [head_dim][16 keys] fp32. Value block: [16 keys][padded head_dim].
+void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
+  const int hd = p.head_dim, half = p.rotary_dim / 2;
+  const float* src = p.qkv + size_t(row) * p.ld + size_t(h) * hd;
+  const bool is_q = h < p.heads, is_k = !is_q && h < p.heads + p.kv_heads;
+  float y[kMaxHeadDim];
+  if (is_q || is_k) {
+    const float* norm = is_q ? p.q_norm : p.k_norm;
+    norm_row(src, hd, norm, p.eps, [&](int i, V v, int left) { store_part(y + i, v, left); });
+    rotate(y, p.cos + size_t(row) * half, p.sin + size_t(row) * half, half, p.interleaved_rope);
+  }
+  if (is_q) {
+    for (int i = 0; i < hd; i += 16)
+      store_act_part(p.q_out, size_t(row) * p.ld_q + size_t(h) * hd + i, p.act, load_part(y + i, hd - i), hd - i);
+    return;
+  }
+  const int kv = is_k ? h - p.heads : h - p.heads - p.kv_heads;
+  uint8_t* base = p.cache + (size_t(block) * p.kv_heads + kv) * p.block_bytes;
+  if (is_k) {
+    if (p.cache_f32) {
+      float* k = reinterpret_cast<float*>(base);
+      for (int d = 0; d < hd; ++d) k[d * kKeysPerBlock + slot] = y[d];
+    } else {
+      uint16_t* k = reinterpret_cast<uint16_t*>(base);
+      for (int i = 0; i < hd; i += 16) {
+        uint16_t t[16];
+        S::store_bf16(t, load_part(y + i, hd - i));
+        for (int d = i; d < hd && d < i + 16; ++d) k[(d / 2 * kKeysPerBlock + slot) * 2 + (d & 1)] = t[d - i];
+      }
+    }
+    return;
+  }
+  const size_t width = padded(hd);
+  if (p.cache_f32) {
+    float* v = reinterpret_cast<float*>(base) + size_t(hd) * kKeysPerBlock + slot * width;
+    for (int i = 0; i < hd; i += 16) S::store(v + i, load_part(src + i, hd - i));
+  } else {
+    uint16_t* v = reinterpret_cast<uint16_t*>(base) + size_t(hd) * kKeysPerBlock + slot * width;
+    for (int i = 0; i < hd; i += 16) S::store_bf16(v + i, load_part(src + i, hd - i));
+  }
+}
+
+// ---------------------------------------------------------------- attention
+
+// Scores of TQ query vectors against the four blocks of a partition: out [TQ][64], unscaled.
+template <int TQ, bool F32>
+inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
+  V acc[TQ][4];
+  for (int r = 0; r < TQ; ++r)
+    for (int b = 0; b < 4; ++b) acc[r][b] = S::zero();
+  if constexpr (F32) {
+    for (int d = 0; d < p.head_dim; ++d) {
+      V k[4];
+      for (int b = 0; b < 4; ++b) k[b] = S::load(reinterpret_cast<const float*>(blocks[b]) + d * 16);
+      for (int r = 0; r < TQ; ++r) {
+        const V x = S::set1(static_cast<const float*>(q[r])[d]);
+        for (int b = 0; b < 4; ++b) acc[r][b] = S::fma(k[b], x, acc[r][b]);
+      }
+    }
+  } else {
+    for (int d = 0; d < p.head_dim / 2; ++d) {
+      Pairs k[4];
+      for (int b = 0; b < 4; ++b) k[b] = S::load_pairs(reinterpret_cast<const uint16_t*>(blocks[b]) + d * 32);
+      for (int r = 0; r < TQ; ++r) {
+#ifdef PACELINE_BF16_DOT
+        const uint32_t x = static_cast<const uint32_t*>(q[r])[d];
+        for (int b = 0; b < 4; ++b) acc[r][b] = S::dot_pairs(acc[r][b], k[b], x);
+#else
+        const V x0 = S::set1(static_cast<const float*>(q[r])[2 * d]);
+        const V x1 = S::set1(static_cast<const float*>(q[r])[2 * d + 1]);
+        for (int b = 0; b < 4; ++b) acc[r][b] = S::fma(S::odd(k[b]), x1, S::fma(S::even(k[b]), x0, acc[r][b]));
+#endif
+      }
+    }
+  }
+  for (int r = 0; r < TQ; ++r)
+    for (int b = 0; b < 4; ++b) S::store(out + r * kPartition + b * 16, acc[r][b]);
+}
+
+// Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
+template <int TQ, int NV, bool F32>
+inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
+                     int d, float* out, size_t ld) {
+  V acc[TQ][NV];
+  for (int r = 0; r < TQ; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
+  for (int j = k0; j < k1; ++j) {
+    const uint8_t* base = blocks[j / 16];
+    V x[NV];
+    for (int v = 0; v < NV; ++v) {
+      const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
+      x[v] = F32 ? S::load(reinterpret_cast<const float*>(base) + at)
+                 : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
+    }
+    for (int r = 0; r < TQ; ++r) {
+      const V w = S::set1(prob[r * kPartition + j]);
+      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(x[v], w, acc[r][v]);
+    }
+  }
+  for (int r = 0; r < TQ; ++r)
+    for (int v = 0; v < NV; ++v) S::store(out + r * ld + d + v * 16, acc[r][v]);
+}
+
+// state and partial: [max, sum, pad to 16 lanes, values...]: fold partial in behind state.
+constexpr int kStateHead = 16;
+
+void merge(float* state, const float* partial, int head_dim) {
+  const int end = kStateHead + padded(head_dim);
+  if (partial[0] == kNegInf) return;
+  if (state[0] == kNegInf) {  // nothing yet: what follows would multiply by exactly 0 and 1
+    for (int i = 0; i < end; i += 16) S::store(state + i, S::load(partial + i));
+    return;
+  }
+  const float top = state[0] > partial[0] ? state[0] : partial[0];
+  float t[16] = {state[0] - top, partial[0] - top};
+  S::store(t, exp_v(S::load(t)));
+  const V a = S::set1(t[0]), b = S::set1(t[1]);
+  for (int i = kStateHead; i < end; i += 16)
+    S::store(state + i, S::fma(S::load(partial + i), b, S::mul(S::load(state + i), a)));
+  state[1] = state[1] * t[0] + partial[1] * t[1];
+  state[0] = top;
+}
+
+template <int TQ, bool F32>
+void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
+  const size_t width = padded(p.head_dim);
+  const size_t ld = kStateHead + width;
+  const size_t item = p.act == Act::kBF16 ? 2 : 4;
+  const void* q[TQ];
+  int last = -1, first = t.first[0];
+  for (int r = 0; r < TQ; ++r) {
+    q[r] = static_cast<const uint8_t*>(p.q) + (size_t(t.row[r]) * p.ld_q + size_t(t.head[r]) * p.head_dim) * item;
+    last = t.last[r] > last ? t.last[r] : last;
+    first = t.first[r] < first ? t.first[r] : first;
+    for (size_t i = 0; i < ld; i += 16) S::store(state + r * ld + i, S::zero());
+    state[r * ld] = kNegInf;
+  }
+  float score[TQ * kPartition];
+  float partial[TQ * (kStateHead + kMaxHeadDim)];
+  for (int part = p0; part < p1; ++part) {
+    const int base = part * kPartition;
+    if (base > last || base + kPartition <= first) continue;
+    const int used = last - base + 1 < kPartition ? last - base + 1 : kPartition;
+    const int skip = first > base ? first - base : 0;
+    const uint8_t* blocks[4];
+    for (int b = 0; b < 4; ++b) {
+      // blocks past the end are never read by a kept lane: point them at a block that exists
+      const int index = b * 16 < used ? part * 4 + b : part * 4;
+      blocks[b] = p.cache + (size_t(table[index]) * p.kv_heads + t.kv_head) * p.block_bytes;
+    }
+    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
+    for (int b = 0; b * 16 < used; ++b)
+      for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
+    scores_t<TQ, F32>(p, q, blocks, score);
+    for (int r = 0; r < TQ; ++r) {
+      V s[4], m = S::set1(kNegInf);
+      for (int b = 0; b < 4; ++b) {
+        const int at = base + b * 16;
+        s[b] = S::mul(S::load(score + r * kPartition + b * 16), S::set1(p.scale));
+        if (p.softcap > 0.0f) s[b] = S::mul(tanh_v(S::div(s[b], S::set1(p.softcap))), S::set1(p.softcap));
+        s[b] = S::keep(s[b], t.first[r] - at, t.last[r] - at + 1, kNegInf);
+        m = S::max(m, s[b]);
+      }
+      const float top = lane_max(m);
+      partial[r * ld] = top;
+      V sum = S::zero();
+      for (int b = 0; b < 4; ++b) {
+        const V e = top == kNegInf ? S::zero() : exp_v(S::sub(s[b], S::set1(top)));
+        S::store(score + r * kPartition + b * 16, e);
+        sum = S::add(sum, e);
+      }
+      partial[r * ld + 1] = lane_sum(sum);
+    }
+    const size_t offset = size_t(p.head_dim) * kKeysPerBlock;
+    size_t d = 0;
+    for (; d + 64 <= width; d += 64)
+      values_t<TQ, 4, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+    for (; d < width; d += 16)
+      values_t<TQ, 1, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+    for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
+  }
+}
+
+void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
+#define PL_CASE(N)                                            \
+  case N:                                                     \
+    if constexpr (N <= S::kQueryTile) {                       \
+      if (p.cache_f32)                                        \
+        attend_t<N, true>(p, t, table, p0, p1, state);        \
+      else                                                    \
+        attend_t<N, false>(p, t, table, p0, p1, state);       \
+    }                                                         \
+    break
+  switch (t.count) {
+    PL_CASE(1);
+    PL_CASE(2);
+    PL_CASE(3);
+    PL_CASE(4);
+    PL_CASE(5);
+    PL_CASE(6);
+  }
+#undef PL_CASE
+}
+
+void finish(const AttentionArgs& p, const float* state, int row, int head) {
+  const V total = S::set1(state[1]);
+  for (int i = 0; i < p.head_dim; i += 16)
+    store_act_part(p.out, size_t(row) * p.ld_out + size_t(head) * p.head_dim + i, p.act,
+                   S::div(S::load(state + kStateHead + i), total), p.head_dim - i);
+}
+
+// ---------------------------------------------------------------- floors
+
+double peak_loop(long iterations, bool f32) {
+  // loops over the accumulators are unrolled so that these live in registers
+  V acc[24];
+#pragma GCC unroll 24
+  for (int j = 0; j < 24; ++j) acc[j] = S::set1(float(j));  // distinct, or they would be computed once
+  const V w = S::set1(1e-9f);
+#ifdef PACELINE_BF16_DOT
+  if (!f32) {
+    const Pairs wp = _mm512_set1_epi32(0x3f803f80);
+    for (long i = 0; i < iterations; ++i) {
+#pragma GCC unroll 24
+      for (int j = 0; j < 24; ++j) acc[j] = S::dot_pairs(acc[j], wp, 0x3f803f80u);
+    }
+  } else
+#endif
+    for (long i = 0; i < iterations; ++i) {
+#pragma GCC unroll 24
+      for (int j = 0; j < 24; ++j) acc[j] = S::fma(w, w, acc[j]);
+    }
+#pragma GCC unroll 24
+  for (int j = 1; j < 24; ++j) acc[0] = S::add(acc[0], acc[j]);
+  volatile float sink = lane_sum(acc[0]);
+  (void)sink;
+  const bool dot = S::kBf16Dot && !f32;
+  return double(iterations) * 24 * 16 * (dot ? 4 : 2);
+}
+
+uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
+  V acc[8];
+  for (auto& x : acc) x = S::zero();
+  for (size_t i = 0; i + 512 <= bytes; i += 512)
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      if (prefetch_bytes) S::prefetch(p + i + j * 64 + prefetch_bytes);
+      acc[j] = S::add(acc[j], S::load(reinterpret_cast<const float*>(p + i + j * 64)));
+    }
+  for (int j = 1; j < 8; ++j) acc[0] = S::add(acc[0], acc[j]);
+  return uint64_t(lane_sum(acc[0]) != 0.0f);
+}
+
+}  // namespace
+
+namespace paceline {
+extern const Kernels PACELINE_KERNELS;
+const Kernels PACELINE_KERNELS = {
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   norm_rows, norm_rows_f32, qkv_post,
+    attend,   merge,         finish,      peak_loop, read_loop,
+};
+}  // namespace paceline

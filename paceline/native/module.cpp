@@ -1,0 +1,371 @@
+// Python bindings. Shapes and meanings are documented in paceline/_native.pyi and checked here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace paceline;
+
+void register_sampling(nb::module_& m);
+void register_dequant(nb::module_& m);
+
+namespace {
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstFloats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Halves2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Owns what the operations point to.
+struct PyPlan {
+  std::shared_ptr<ThreadPool> pool;
+  std::unique_ptr<Plan> plan;
+  std::vector<std::unique_ptr<std::vector<float>>> vectors;
+  std::vector<nb::object> keep;
+
+  const float* vector(const std::optional<Floats>& v, size_t size, const char* what) {
+    if (!v) return nullptr;
+    if (v->shape(0) != size)
+      throw std::invalid_argument(std::string(what) + ": " + std::to_string(v->shape(0)) + " values, expected " +
+                                  std::to_string(size));
+    vectors.push_back(std::make_unique<std::vector<float>>(v->data(), v->data() + size));
+    vectors.back()->resize((size + 31) / 32 * 32);
+    return vectors.back()->data();
+  }
+};
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels and plan interpreter of Paceline.";
+  m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
+  m.def("best_isa", [] { return std::string(best_isa()); });
+  m.def("select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
+
+  nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
+
+  nb::class_<Arena>(m, "Arena").def(nb::init<size_t>(), "capacity"_a).def_prop_ro("used", &Arena::used);
+
+  nb::class_<Packed>(m, "Packed")
+      .def(nb::init<Arena&, int, int, bool, bool>(), "arena"_a, "n"_a, "k"_a, "f32"_a, "gated"_a = false,
+           nb::keep_alive<1, 2>())
+      .def("view", [](const Packed& p, int row, int count) { return new Packed(p, row, count); }, "row"_a, "count"_a,
+           nb::keep_alive<0, 1>())
+      .def_ro("n", &Packed::n)
+      .def_ro("k", &Packed::k)
+      .def_prop_ro("nbytes", &Packed::bytes)
+      .def(
+          "fill",
+          [](Packed& p, ConstFloats2 a, int row, int part) {
+            if (int(a.shape(1)) != p.k || row < 0 || row + int(a.shape(0)) > p.n || part < 0 || part > int(p.gated))
+              throw std::invalid_argument("fill: shape does not fit the packed weight");
+            nb::gil_scoped_release release;
+            p.fill_f32(a.data(), row, int(a.shape(0)), part);
+          },
+          "values"_a, "row"_a = 0, "part"_a = 0)
+      .def(
+          "fill_bf16",
+          [](Packed& p, Halves2 a, int row, int part) {
+            if (int(a.shape(1)) != p.k || row < 0 || row + int(a.shape(0)) > p.n || part < 0 || part > int(p.gated))
+              throw std::invalid_argument("fill: shape does not fit the packed weight");
+            nb::gil_scoped_release release;
+            p.fill_bf16(a.data(), row, int(a.shape(0)), part);
+          },
+          "bits"_a, "row"_a = 0, "part"_a = 0)
+      .def(
+          "row",
+          [](const Packed& p, int row, Floats2 out) {
+            if (row < 0 || row >= p.n || out.shape(0) != 1 || int(out.shape(1)) != p.k)
+              throw std::invalid_argument("row: outside the packed weight");
+            p.row_f32(row, out.data());
+          },
+          "row"_a, "out"_a);
+
+  nb::class_<KVCache>(m, "KVCache")
+      .def(nb::init<int, int, int, int, bool>(), "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a)
+      .def_ro("blocks", &KVCache::blocks)
+      .def_ro("layers", &KVCache::layers)
+      .def_prop_ro("nbytes", &KVCache::bytes)
+      .def_prop_ro("bytes_per_block",
+                   [](const KVCache& c) { return c.block_bytes() * size_t(c.kv_heads) * size_t(c.layers); })
+      .def(
+          "read",
+          [](const KVCache& c, int layer, int block, int slot, Floats2 keys, Floats2 values) {
+            if (layer < 0 || layer >= c.layers || block < 0 || block >= c.blocks || slot < 0 || slot >= kKeysPerBlock ||
+                int(keys.size()) != c.kv_heads * c.head_dim || keys.size() != values.size())
+              throw std::invalid_argument("read: outside the cache");
+            c.read(layer, block, slot, keys.data(), values.data());
+          },
+          "layer"_a, "block"_a, "slot"_a, "keys"_a, "values"_a);
+
+  nb::enum_<BufferKind>(m, "BufferKind")
+      .value("F32", BufferKind::kF32)
+      .value("ACT", BufferKind::kAct)
+      .value("INPUT", BufferKind::kInput)
+      .value("LOGITS", BufferKind::kLogits)
+      .value("TAPS", BufferKind::kTaps);
+
+  nb::enum_<Epilogue>(m, "Epilogue")
+      .value("STORE", Epilogue::kStore)
+      .value("ADD", Epilogue::kAdd)
+      .value("SWIGLU", Epilogue::kSwiGLU)
+      .value("GELU_TANH", Epilogue::kGeluTanh);
+
+  nb::class_<PyPlan>(m, "Plan")
+      .def(
+          "__init__",
+          [](PyPlan* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, bool f32, int max_rows) {
+            auto plan = std::make_unique<Plan>(pool, kernels_for(isa.c_str()), f32, max_rows);
+            new (self) PyPlan{pool, std::move(plan), {}, {}};
+          },
+          "pool"_a, "isa"_a, "f32"_a, "max_rows"_a)
+      .def_prop_ro("max_rows", [](const PyPlan& p) { return p.plan->max_rows(); })
+      .def_prop_ro("scratch_bytes", [](const PyPlan& p) { return p.plan->scratch_bytes(); })
+      .def("profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
+      .def_prop_ro("op_times",
+                   [](const PyPlan& p) {
+                     static const char* const names[] = {"embed", "rope", "linear", "qkv_post", "attention", "copy"};
+                     nb::list out;
+                     const auto& ns = p.plan->op_ns();
+                     for (size_t i = 0; i < ns.size(); ++i) {
+                       const Op& op = p.plan->ops()[i];
+                       out.append(nb::make_tuple(names[int(op.kind)], op.w ? op.w->n : 0, op.w ? op.w->k : 0, ns[i]));
+                     }
+                     return out;
+                   })
+      .def("buffer", [](PyPlan& p, BufferKind kind, int width) { return p.plan->add_buffer(kind, width); }, "kind"_a,
+           "width"_a)
+      .def(
+          "embed_packed",
+          [](PyPlan& p, int out, nb::object weight, float scale) {
+            const Packed& w = nb::cast<const Packed&>(weight);
+            Op op{};
+            op.kind = Op::kEmbed;
+            op.out = out;
+            op.w = &w;
+            op.vocab = w.n;
+            op.width = w.k;
+            op.scale = scale;
+            p.plan->add(op);
+            p.keep.push_back(weight);
+          },
+          "out"_a, "weight"_a, "scale"_a = 1.0f)
+      .def(
+          "embed_table",
+          [](PyPlan& p, int out, nb::object table, float scale) {
+            Op op{};
+            op.kind = Op::kEmbed;
+            op.out = out;
+            op.scale = scale;
+            ConstFloats2 f;
+            if (nb::try_cast(table, f)) {
+              op.table = reinterpret_cast<const uint8_t*>(f.data());
+              op.table_f32 = true;
+              op.vocab = int(f.shape(0));
+              op.width = int(f.shape(1));
+            } else {
+              const Halves2 h = nb::cast<Halves2>(table);
+              op.table = reinterpret_cast<const uint8_t*>(h.data());
+              op.vocab = int(h.shape(0));
+              op.width = int(h.shape(1));
+            }
+            p.plan->add(op);
+            p.keep.push_back(table);
+          },
+          "out"_a, "table"_a, "scale"_a = 1.0f)
+      .def(
+          "rope",
+          [](PyPlan& p, int cos, int sin, Floats inv_freq, float scale) {
+            Op op{};
+            op.kind = Op::kRope;
+            op.cos = cos;
+            op.sin = sin;
+            op.half = int(inv_freq.shape(0));
+            op.inv_freq = p.vector(inv_freq, inv_freq.shape(0), "inv_freq");
+            op.scale = scale;
+            p.plan->add(op);
+          },
+          "cos"_a, "sin"_a, "inv_freq"_a, "scale"_a = 1.0f)
+      .def(
+          "linear",
+          [](PyPlan& p, int in, int out, nb::object weight, Epilogue epilogue, std::optional<Floats> norm, float eps,
+             bool convert, bool selected, std::optional<Floats> bias) {
+            const Packed& w = nb::cast<const Packed&>(weight);
+            Op op{};
+            op.kind = Op::kLinear;
+            op.in = in;
+            op.out = out;
+            op.w = &w;
+            op.epilogue = epilogue;
+            op.norm = p.vector(norm, size_t(w.k), "norm");
+            op.convert = convert || norm.has_value();
+            op.selected = selected;
+            op.eps = eps;
+            op.bias = p.vector(bias, size_t(w.n) * (w.gated ? 2 : 1), "bias");
+            p.plan->add(op);
+            p.keep.push_back(weight);
+          },
+          "input"_a, "out"_a, "weight"_a, "epilogue"_a = Epilogue::kStore, "norm"_a = nb::none(), "eps"_a = 0.0f,
+          "convert"_a = false, "selected"_a = false, "bias"_a = nb::none())
+      .def(
+          "qkv_post",
+          [](PyPlan& p, int in, int out, int cos, int sin, int layer, int heads, int kv_heads, int head_dim,
+             int rotary_dim, bool interleaved, std::optional<Floats> q_norm, std::optional<Floats> k_norm, float eps) {
+            Op op{};
+            op.kind = Op::kQkvPost;
+            op.in = in;
+            op.out = out;
+            op.cos = cos;
+            op.sin = sin;
+            op.half = rotary_dim / 2;
+            op.layer = layer;
+            op.heads = heads;
+            op.kv_heads = kv_heads;
+            op.head_dim = head_dim;
+            op.interleaved = interleaved;
+            op.q_norm = p.vector(q_norm, size_t(head_dim), "q_norm");
+            op.k_norm = p.vector(k_norm, size_t(head_dim), "k_norm");
+            op.eps = eps;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "cos"_a, "sin"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "rotary_dim"_a,
+          "interleaved"_a = false, "q_norm"_a = nb::none(), "k_norm"_a = nb::none(), "eps"_a = 0.0f)
+      .def(
+          "attention",
+          [](PyPlan& p, int in, int out, int layer, int heads, int kv_heads, int head_dim, float scale, bool causal,
+             int window, float softcap) {
+            Op op{};
+            op.kind = Op::kAttention;
+            op.in = in;
+            op.out = out;
+            op.layer = layer;
+            op.heads = heads;
+            op.kv_heads = kv_heads;
+            op.head_dim = head_dim;
+            op.scale = scale;
+            op.causal = causal;
+            op.window = window;
+            op.softcap = softcap;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a = true,
+          "window"_a = 0, "softcap"_a = 0.0f)
+      .def(
+          "copy",
+          [](PyPlan& p, int in, int out, int width, int offset) {
+            Op op{};
+            op.kind = Op::kCopy;
+            op.in = in;
+            op.out = out;
+            op.width = width;
+            op.offset = offset;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "width"_a, "offset"_a = 0)
+      .def(
+          "forward",
+          [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
+             std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
+             std::optional<Floats2> taps, std::optional<ConstFloats2> input) {
+            Batch b;
+            b.rows = int(positions.shape(0));
+            b.sequences = int(starts.shape(0)) - 1;
+            b.positions = positions.data();
+            b.starts = starts.data();
+            std::vector<int32_t> none;
+            if (tokens) {
+              if (int(tokens->shape(0)) != b.rows) throw std::invalid_argument("tokens: one per row");
+              b.tokens = tokens->data();
+            } else {
+              none.assign(size_t(b.rows), 0);
+              b.tokens = none.data();
+            }
+            if (tables) {
+              if (int(tables->shape(0)) != b.sequences) throw std::invalid_argument("block_tables: one per sequence");
+              b.tables = tables->data();
+              b.table_width = int(tables->shape(1));
+            }
+            if (select) {
+              b.select = select->data();
+              b.selected = int(select->shape(0));
+              if (!logits || int(logits->shape(0)) < b.selected)
+                throw std::invalid_argument("logits: one row per selected row");
+            }
+            if (logits) {
+              b.logits = logits->data();
+              b.ld_logits = logits->shape(1);
+            }
+            if (taps) {
+              if (int(taps->shape(0)) < b.rows) throw std::invalid_argument("taps: one row per row");
+              b.taps = taps->data();
+              b.ld_taps = taps->shape(1);
+            }
+            if (input) {
+              if (int(input->shape(0)) != b.rows) throw std::invalid_argument("input: one row per row");
+              b.input = input->data();
+              b.ld_input = input->shape(1);
+            }
+            nb::gil_scoped_release release;
+            p.plan->run(b, cache);
+          },
+          "cache"_a.none(), "positions"_a, "row_starts"_a, "tokens"_a = nb::none(), "block_tables"_a = nb::none(),
+          "select"_a = nb::none(), "logits"_a = nb::none(), "taps"_a = nb::none(), "input"_a = nb::none());
+
+  // Floors of design.md section 4. GB/s of the best of a plain and a prefetching read loop; operations per second.
+  m.def(
+      "measure_read_bandwidth",
+      [](ThreadPool& pool, size_t bytes, const std::string& isa) {
+        const Kernels& kernels = kernels_for(isa.c_str());
+        nb::gil_scoped_release release;
+        static std::unique_ptr<Region> region;
+        if (!region || region->bytes() < bytes) {
+          region = std::make_unique<Region>(bytes);
+          std::memset(region->data(), 1, bytes);
+        }
+        double best = 0;
+        for (const int prefetch : {0, 2048, 4096}) {
+          const double start = seconds();
+          pool.run([&](int tid) {
+            const size_t part = bytes / size_t(pool.size()) / 4096 * 4096;
+            kernels.read_loop(region->data() + part * size_t(tid), part, prefetch);
+          });
+          best = std::max(best, double(bytes) / (seconds() - start) / 1e9);
+        }
+        return best;
+      },
+      "pool"_a, "bytes"_a, "isa"_a = "");
+  m.def(
+      "measure_peak",
+      [](ThreadPool& pool, const std::string& isa, bool f32, long iterations) {
+        const Kernels& kernels = kernels_for(isa.c_str());
+        nb::gil_scoped_release release;
+        std::vector<double> done(size_t(pool.size()), 0.0);
+        const double start = seconds();
+        pool.run([&](int tid) { done[size_t(tid)] = kernels.peak_loop(iterations, f32); });
+        const double elapsed = seconds() - start;
+        double total = 0;
+        for (const double d : done) total += d;
+        return total / elapsed / 1e9;
+      },
+      "pool"_a, "isa"_a = "", "f32"_a = false, "iterations"_a = 2'000'000L);
+
+  register_sampling(m);
+  register_dequant(m);
+}

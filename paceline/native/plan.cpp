@@ -1,0 +1,495 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace paceline {
+namespace {
+
+constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
+constexpr int kStateHead = 16;    // floats before the values in an attention state (kernels.inl)
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+int padded(int n) { return int(round_up(size_t(n), 16)); }
+
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+struct Range {
+  int begin, end;
+};
+
+Range share(int n, int tid, int threads) {
+  return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
+}
+
+}  // namespace
+
+// Tiles of query vectors for one attention geometry, in sequence order. Work is handed out tile by tile, or, when there
+// are too few tiles to keep the threads busy, partition by partition with a fold afterwards; both give the same bits.
+struct Plan::Tiles {
+  int group, kv_heads, head_dim, window;
+  bool causal;
+  struct Item {
+    QueryTile tile;
+    int sequence, first_part, last_part;  // partitions [first, last)
+    size_t partial;                       // offset of the first partial state
+  };
+  std::vector<Item> items;
+  std::vector<std::pair<int, int>> split;  // (item, partition)
+  bool by_partition = false;
+  size_t partial_floats = 0;
+};
+
+Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, int max_rows)
+    : pool_(std::move(pool)),
+      kernels_(kernels),
+      f32_(f32),
+      act_(f32 ? Act::kF32 : kernels.bf16_dot ? Act::kBF16 : Act::kF32Rounded),
+      max_rows_(max_rows) {
+  if (max_rows < 1) throw std::invalid_argument("max_rows must be positive");
+}
+
+Plan::~Plan() = default;
+
+int Plan::add_buffer(BufferKind kind, int width) {
+  if (width < 1) throw std::invalid_argument("buffer width must be positive");
+  Buffer b{kind, width, round_up(size_t(width), 32), nullptr};
+  if (kind == BufferKind::kF32) b.memory = std::make_unique<Region>(b.stride * max_rows_ * 4);
+  if (kind == BufferKind::kAct) b.memory = std::make_unique<Region>(b.stride * max_rows_ * act_item());
+  buffers_.push_back(std::move(b));
+  return int(buffers_.size()) - 1;
+}
+
+void Plan::add(Op op) {
+  const auto need = [&](int id, std::initializer_list<BufferKind> kinds, const char* what) {
+    if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
+    for (const BufferKind k : kinds)
+      if (buffers_[id].kind == k) return;
+    throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
+  };
+  using K = BufferKind;
+  switch (op.kind) {
+    case Op::kEmbed:
+      need(op.out, {K::kF32}, "embed out");
+      if (buffers_[op.out].width < op.width) throw std::invalid_argument("embed out: too narrow");
+      break;
+    case Op::kRope:
+      need(op.cos, {K::kF32}, "rope cos");
+      need(op.sin, {K::kF32}, "rope sin");
+      break;
+    case Op::kLinear: {
+      if (op.w->f32 != f32_) throw std::invalid_argument("linear: weight type differs from the plan's");
+      if (op.convert) {
+        need(op.in, {K::kF32, K::kInput}, "linear in");
+        scratch_stride_ = std::max(scratch_stride_, round_up(size_t(op.w->k), 32));
+      } else {
+        need(op.in, {K::kAct}, "linear in");
+      }
+      if (buffers_[op.in].width != op.w->k)
+        throw std::invalid_argument("linear in: width " + std::to_string(buffers_[op.in].width) + ", weight takes " +
+                                    std::to_string(op.w->k));
+      if (op.w->gated != (op.epilogue == Epilogue::kSwiGLU || op.epilogue == Epilogue::kGeluTanh))
+        throw std::invalid_argument("linear: gated weight and epilogue do not match");
+      if (op.w->gated)
+        need(op.out, {K::kAct}, "linear out");
+      else
+        need(op.out, {K::kF32, K::kLogits}, "linear out");
+      if (buffers_[op.out].width < op.w->n) throw std::invalid_argument("linear out: too narrow");
+      break;
+    }
+    case Op::kQkvPost:
+    case Op::kAttention: {
+      if (op.head_dim < 2 || op.head_dim > kMaxHeadDim || op.head_dim % 2)
+        throw std::invalid_argument("head_dim must be even and at most 256");
+      if (op.kv_heads < 1 || (op.heads && op.heads % op.kv_heads))
+        throw std::invalid_argument("heads must be a multiple of kv_heads");
+      if (op.kind == Op::kQkvPost) {
+        need(op.in, {K::kF32}, "qkv in");
+        if (op.heads) need(op.out, {K::kAct}, "qkv out");
+        need(op.cos, {K::kF32}, "qkv cos");
+        need(op.sin, {K::kF32}, "qkv sin");
+        if (op.half * 2 > op.head_dim) throw std::invalid_argument("rotary_dim is larger than head_dim");
+        if (buffers_[op.in].width < (op.heads + 2 * op.kv_heads) * op.head_dim)
+          throw std::invalid_argument("qkv in: too narrow");
+      } else {
+        need(op.in, {K::kAct}, "attention in");
+        need(op.out, {K::kAct}, "attention out");
+      }
+      break;
+    }
+    case Op::kCopy:
+      need(op.in, {K::kF32}, "copy in");
+      need(op.out, {K::kF32, K::kTaps}, "copy out");
+      if (buffers_[op.out].width < op.offset + op.width) throw std::invalid_argument("copy out: too narrow");
+      break;
+  }
+  int tiles = -1;
+  if (op.kind == Op::kAttention) {
+    const int group = op.heads / op.kv_heads;
+    for (size_t i = 0; i < tiles_.size(); ++i)
+      if (tiles_[i]->group == group && tiles_[i]->kv_heads == op.kv_heads && tiles_[i]->head_dim == op.head_dim &&
+          tiles_[i]->window == op.window && tiles_[i]->causal == op.causal)
+        tiles = int(i);
+    if (tiles < 0) {
+      auto t = std::make_unique<Tiles>();
+      t->group = group;
+      t->kv_heads = op.kv_heads;
+      t->head_dim = op.head_dim;
+      t->window = op.window;
+      t->causal = op.causal;
+      tiles_.push_back(std::move(t));
+      tiles = int(tiles_.size()) - 1;
+    }
+  }
+  op_tiles_.push_back(tiles);
+  ops_.push_back(op);
+}
+
+size_t Plan::scratch_bytes() const {
+  size_t total = 0;
+  for (const Buffer& b : buffers_)
+    if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
+  return total + scratch_stride_ * act_item() * (size_t(max_rows_) + size_t(kPrivateRows) * pool_->size());
+}
+
+float* Plan::f32(int id, const Batch& batch, size_t* stride) {
+  Buffer& b = buffers_[id];
+  switch (b.kind) {
+    case BufferKind::kInput:
+      *stride = batch.ld_input;
+      return const_cast<float*>(batch.input);
+    case BufferKind::kLogits:
+      *stride = batch.ld_logits;
+      return batch.logits;
+    case BufferKind::kTaps:
+      *stride = batch.ld_taps;
+      return batch.taps;
+    default:
+      *stride = b.stride;
+      return reinterpret_cast<float*>(b.memory->data());
+  }
+}
+
+void Plan::check(const Batch& b, const KVCache* cache) const {
+  if (b.rows < 1 || b.rows > max_rows_)
+    throw std::invalid_argument("rows: " + std::to_string(b.rows) + " is outside 1.." + std::to_string(max_rows_));
+  if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.rows)
+    throw std::invalid_argument("row_starts must begin at 0 and end at the number of rows");
+  for (int s = 0; s < b.sequences; ++s) {
+    if (b.starts[s + 1] <= b.starts[s]) throw std::invalid_argument("row_starts must ascend");
+    for (int r = b.starts[s]; r < b.starts[s + 1]; ++r) {
+      const int p = b.positions[r];
+      if (p < 0 || (r > b.starts[s] && p != b.positions[r - 1] + 1))
+        throw std::invalid_argument("positions of a sequence must ascend by one");
+    }
+    if (cache) {
+      const int used = b.positions[b.starts[s + 1] - 1] / kKeysPerBlock + 1;
+      if (used > b.table_width) throw std::invalid_argument("block_tables: too few blocks for the last position");
+      for (int i = 0; i < used; ++i) {
+        const int block = b.tables[size_t(s) * b.table_width + i];
+        if (block < 0 || block >= cache->blocks) throw std::invalid_argument("block_tables: no such block");
+      }
+    }
+  }
+  for (int i = 0; i < b.selected; ++i)
+    if (b.select[i] < 0 || b.select[i] >= b.rows) throw std::invalid_argument("selected row does not exist");
+  for (const Op& op : ops_) {
+    if (op.kind == Op::kEmbed)
+      for (int r = 0; r < b.rows; ++r)
+        if (b.tokens[r] < 0 || b.tokens[r] >= op.vocab)
+          throw std::invalid_argument("token id " + std::to_string(b.tokens[r]) + " is outside the vocabulary of " +
+                                      std::to_string(op.vocab));
+    if (op.kind == Op::kQkvPost || op.kind == Op::kAttention) {
+      if (!cache) throw std::invalid_argument("this plan needs a cache");
+      if (op.layer < 0 || op.layer >= cache->layers || op.kv_heads != cache->kv_heads ||
+          op.head_dim != cache->head_dim || cache->f32 != f32_)
+        throw std::invalid_argument("the cache does not fit the plan");
+    }
+  }
+  for (const Buffer& buf : buffers_) {
+    if (buf.kind == BufferKind::kInput && (!b.input || b.ld_input < size_t(buf.width)))
+      throw std::invalid_argument("this plan needs input rows of width " + std::to_string(buf.width));
+    if (buf.kind == BufferKind::kTaps && (!b.taps || b.ld_taps < size_t(buf.width)))
+      throw std::invalid_argument("this plan needs room for taps of width " + std::to_string(buf.width));
+    if (buf.kind == BufferKind::kLogits && b.selected && (!b.logits || b.ld_logits < size_t(buf.width)))
+      throw std::invalid_argument("this plan needs room for logits of width " + std::to_string(buf.width));
+  }
+}
+
+void Plan::plan_attention(const Batch& b) {
+  size_t most = 0;
+  for (auto& tp : tiles_) {
+    Tiles& t = *tp;
+    t.items.clear();
+    t.split.clear();
+    t.partial_floats = 0;
+    const size_t state = size_t(kStateHead + padded(t.head_dim));
+    for (int s = 0; s < b.sequences; ++s) {
+      const int r0 = b.starts[s], r1 = b.starts[s + 1], end = b.positions[r1 - 1];
+      const int vectors = (r1 - r0) * t.group;
+      const int count = (vectors + kernels_.max_query_tile - 1) / kernels_.max_query_tile;
+      for (int kv = 0; kv < t.kv_heads; ++kv)
+        for (int i = 0; i < count; ++i) {
+          const Range v = share(vectors, i, count);
+          Tiles::Item item;
+          item.sequence = s;
+          item.tile.count = v.end - v.begin;
+          item.tile.kv_head = kv;
+          int lo = 1 << 30, hi = 0;
+          for (int j = 0; j < item.tile.count; ++j) {
+            const int row = r0 + (v.begin + j) / t.group, at = b.positions[row];
+            int last = t.causal ? at : end;
+            int first = 0;
+            if (t.window > 0) {
+              first = std::max(0, at - t.window + 1);
+              if (!t.causal) last = std::min(last, at + t.window - 1);
+            }
+            item.tile.row[j] = row;
+            item.tile.head[j] = kv * t.group + (v.begin + j) % t.group;
+            item.tile.first[j] = first;
+            item.tile.last[j] = last;
+            lo = std::min(lo, first);
+            hi = std::max(hi, last);
+          }
+          item.first_part = lo / kPartition;
+          item.last_part = hi / kPartition + 1;
+          item.partial = t.partial_floats;
+          t.partial_floats += state * item.tile.count * size_t(item.last_part - item.first_part);
+          t.items.push_back(item);
+        }
+    }
+    const int threads = pool_->size(), n = int(t.items.size());
+    t.by_partition = threads > 1 && n % threads != 0 && n < 4 * threads;
+    if (t.by_partition) {
+      for (int i = 0; i < n; ++i)
+        for (int p = t.items[i].first_part; p < t.items[i].last_part; ++p) t.split.emplace_back(i, p);
+      if (int(t.split.size()) == n) t.by_partition = false;
+    }
+    if (t.by_partition) most = std::max(most, t.partial_floats);
+  }
+  if (partials_.size() < most) partials_.resize(most);
+}
+
+void Plan::run(const Batch& batch, KVCache* cache) {
+  check(batch, cache);
+  plan_attention(batch);
+  if (!counters_) counters_.reset(new std::atomic<int>[ops_.size() * 2]);
+  for (size_t i = 0; i < ops_.size() * 2; ++i) counters_[i].store(0, std::memory_order_relaxed);
+  if (scratch_stride_ && !private_scratch_) {
+    private_scratch_ = std::make_unique<Region>(scratch_stride_ * act_item() * kPrivateRows * pool_->size());
+    shared_scratch_ = std::make_unique<Region>(scratch_stride_ * act_item() * max_rows_);
+  }
+  const bool timed = !op_ns_.empty();
+  pool_->run([&](int tid) {
+    for (size_t i = 0; i < ops_.size(); ++i) {
+      const Op& op = ops_[i];
+      const int64_t start = timed && tid == 0 ? now_ns() : 0;
+      if (op.kind == Op::kAttention)
+        attention(op, batch, cache, tid, &counters_[i * 2]);
+      else
+        step(op, batch, cache, tid, nullptr);
+      pool_->barrier();
+      if (timed && tid == 0) op_ns_[i] += now_ns() - start;
+    }
+  });
+}
+
+void Plan::profile(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
+
+void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atomic<int>*) {
+  const int threads = pool_->size();
+  switch (op.kind) {
+    case Op::kEmbed: {
+      size_t ld;
+      float* out = f32(op.out, b, &ld);
+      const Range rows = share(b.rows, tid, threads);
+      for (int r = rows.begin; r < rows.end; ++r) {
+        float* to = out + size_t(r) * ld;
+        const size_t token = size_t(b.tokens[r]);
+        if (!op.table) {
+          op.w->row_f32(int(token), to);
+        } else if (op.table_f32) {
+          std::memcpy(to, op.table + token * op.width * 4, size_t(op.width) * 4);
+        } else {
+          for (int i = 0; i < op.width; ++i) {
+            uint16_t h;
+            std::memcpy(&h, op.table + (token * op.width + i) * 2, 2);
+            const uint32_t u = uint32_t(h) << 16;
+            std::memcpy(to + i, &u, 4);
+          }
+        }
+        if (op.scale != 1.0f)
+          for (int i = 0; i < op.width; ++i) to[i] *= op.scale;
+      }
+      break;
+    }
+    case Op::kRope: {
+      size_t ldc, lds;
+      float* cos_out = f32(op.cos, b, &ldc);
+      float* sin_out = f32(op.sin, b, &lds);
+      const Range rows = share(b.rows, tid, threads);
+      for (int r = rows.begin; r < rows.end; ++r)
+        for (int i = 0; i < op.half; ++i) {
+          // the angle is rounded to fp32 as in the reference implementations; its functions are exact
+          const double angle = double(float(b.positions[r]) * op.inv_freq[i]);
+          cos_out[size_t(r) * op.half + i] = float(std::cos(angle)) * op.scale;
+          sin_out[size_t(r) * op.half + i] = float(std::sin(angle)) * op.scale;
+        }
+      break;
+    }
+    case Op::kLinear:
+      linear(op, b, tid);
+      break;
+    case Op::kQkvPost: {
+      size_t ld, ldc, lds;
+      QkvPostArgs a{};
+      a.qkv = f32(op.in, b, &ld);
+      a.ld = ld;
+      a.heads = op.heads;
+      a.kv_heads = op.kv_heads;
+      a.head_dim = op.head_dim;
+      a.rotary_dim = op.half * 2;
+      a.interleaved_rope = op.interleaved;
+      a.q_norm = op.q_norm;
+      a.k_norm = op.k_norm;
+      a.eps = op.eps;
+      a.cos = f32(op.cos, b, &ldc);
+      a.sin = f32(op.sin, b, &lds);
+      if (op.heads) {
+        a.q_out = buffers_[op.out].memory->data();
+        a.ld_q = buffers_[op.out].stride;
+      }
+      a.act = act_;
+      a.cache = cache->layer(op.layer);
+      a.block_bytes = cache->block_bytes();
+      a.cache_f32 = cache->f32;
+      const int heads = op.heads + 2 * op.kv_heads;
+      const Range work = share(b.rows * heads, tid, threads);
+      int s = 0;
+      for (int i = work.begin; i < work.end; ++i) {
+        const int row = i / heads;
+        while (b.starts[s + 1] <= row) ++s;
+        const int at = b.positions[row];
+        kernels_.qkv_post(a, row, i % heads, b.tables[size_t(s) * b.table_width + at / kKeysPerBlock],
+                          at % kKeysPerBlock);
+      }
+      break;
+    }
+    case Op::kCopy: {
+      size_t ldi, ldo;
+      const float* in = f32(op.in, b, &ldi);
+      float* out = f32(op.out, b, &ldo);
+      const Range rows = share(b.rows, tid, threads);
+      for (int r = rows.begin; r < rows.end; ++r)
+        std::memcpy(out + size_t(r) * ldo + op.offset, in + size_t(r) * ldi, size_t(op.width) * 4);
+      break;
+    }
+    case Op::kAttention:
+      break;
+  }
+}
+
+void Plan::linear(const Op& op, const Batch& b, int tid) {
+  const int threads = pool_->size();
+  const int rows = op.selected ? b.selected : b.rows;
+  if (rows == 0) return;
+  GemmArgs g{};
+  g.rows = rows;
+  g.k = op.w->k;
+  g.n = op.w->n;
+  g.w = op.w->data;
+  g.w_f32 = op.w->f32;
+  g.epilogue = op.epilogue;
+  g.bias = op.bias;
+  g.act = act_;
+  if (op.convert) {
+    size_t ld;
+    const float* x = f32(op.in, b, &ld);
+    const bool own = rows <= kPrivateRows;
+    uint8_t* scratch = own ? private_scratch_->data() + size_t(tid) * kPrivateRows * scratch_stride_ * act_item()
+                           : shared_scratch_->data();
+    // the rest of the last pair of k must read as zero, whatever wider matrix used the scratch before
+    const size_t lda = round_up(size_t(g.k), 32);
+    const Range mine = own ? Range{0, rows} : share(rows, tid, threads);
+    for (int r = mine.begin; r < mine.end; ++r) {
+      const int from = op.selected ? b.select[r] : r;
+      uint8_t* to = scratch + size_t(r) * lda * act_item();
+      if (g.k % 2) std::memset(to + size_t(g.k) * act_item(), 0, act_item());
+      kernels_.norm_rows(x + size_t(from) * ld, ld, g.k, op.norm, op.eps, to, lda, act_, 0, 1);
+    }
+    if (!own) pool_->barrier();
+    g.a = scratch;
+    g.lda = lda;
+  } else {
+    g.a = buffers_[op.in].memory->data();
+    g.lda = buffers_[op.in].stride;
+  }
+  if (op.w->gated) {
+    g.act_out = buffers_[op.out].memory->data();
+    g.ld_act = buffers_[op.out].stride;
+  } else {
+    size_t ld;
+    g.out = f32(op.out, b, &ld);
+    g.ldo = ld;
+  }
+  const int unit = op.w->gated ? 2 : 1;
+  const Range panels = share(op.w->panels / unit, tid, threads);
+  g.panel_begin = panels.begin * unit;
+  g.panel_end = panels.end * unit;
+  kernels_.gemm(g);
+}
+
+void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std::atomic<int>* counter) {
+  const Tiles& t = *tiles_[op_tiles_[&op - ops_.data()]];
+  AttentionArgs a{};
+  a.q = buffers_[op.in].memory->data();
+  a.ld_q = buffers_[op.in].stride;
+  a.heads = op.heads;
+  a.kv_heads = op.kv_heads;
+  a.head_dim = op.head_dim;
+  a.scale = op.scale;
+  a.softcap = op.softcap;
+  a.act = act_;
+  a.cache = cache->layer(op.layer);
+  a.block_bytes = cache->block_bytes();
+  a.cache_f32 = cache->f32;
+  a.out = buffers_[op.out].memory->data();
+  a.ld_out = buffers_[op.out].stride;
+  const size_t state = size_t(kStateHead + padded(op.head_dim));
+  float local[8 * (kStateHead + kMaxHeadDim)];
+  if (!t.by_partition) {
+    for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {
+      const Tiles::Item& item = t.items[i];
+      kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, item.first_part, item.last_part,
+                      local);
+      for (int j = 0; j < item.tile.count; ++j)
+        kernels_.finish(a, local + j * state, item.tile.row[j], item.tile.head[j]);
+    }
+    return;
+  }
+  for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.split.size());) {
+    const Tiles::Item& item = t.items[t.split[i].first];
+    const int part = t.split[i].second;
+    float* out = partials_.data() + item.partial + state * item.tile.count * size_t(part - item.first_part);
+    kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, part, part + 1, out);
+  }
+  pool_->barrier();
+  for (int i; (i = counter[1].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {
+    const Tiles::Item& item = t.items[i];
+    const float* from = partials_.data() + item.partial;
+    for (int j = 0; j < item.tile.count; ++j) {
+      local[0] = -INFINITY;  // empty: the first partial replaces it
+      for (int part = item.first_part; part < item.last_part; ++part)
+        kernels_.merge(local, from + state * (size_t(item.tile.count) * (part - item.first_part) + j), op.head_dim);
+      kernels_.finish(a, local, item.tile.row[j], item.tile.head[j]);
+    }
+  }
+}
+
+}  // namespace paceline

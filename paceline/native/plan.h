@@ -1,0 +1,118 @@
+// A network as a flat list of fused operations over row buffers, run for a ragged batch of rows in one call.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "storage.h"
+#include "thread_pool.h"
+
+namespace paceline {
+
+enum class BufferKind : int {
+  kF32 = 0,      // fp32 rows, owned
+  kAct = 1,      // rows in the activation format, owned
+  kInput = 2,    // fp32 rows given to the call
+  kLogits = 3,   // fp32 rows returned by the call, one per selected row
+  kTaps = 4,     // fp32 rows returned by the call
+};
+
+struct Op {
+  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy };
+  Kind kind;
+  int in = -1, out = -1;
+  // linear
+  const Packed* w = nullptr;
+  Epilogue epilogue = Epilogue::kStore;
+  const float* norm = nullptr;
+  bool convert = false;   // input is fp32 rows: norm or round them into scratch first
+  bool selected = false;  // only the selected rows
+  const float* bias = nullptr;
+  float eps = 0;
+  // embed
+  const uint8_t* table = nullptr;  // row-major table; null: rows come from `w`
+  bool table_f32 = false;
+  int vocab = 0, width = 0;
+  float scale = 1;
+  // rope
+  const float* inv_freq = nullptr;
+  int half = 0, cos = -1, sin = -1;
+  // qkv and attention
+  int heads = 0, kv_heads = 0, head_dim = 0, layer = 0, window = 0;
+  bool interleaved = false, causal = true;
+  const float* q_norm = nullptr;
+  const float* k_norm = nullptr;
+  float softcap = 0;
+  // copy: column offset in the destination
+  int offset = 0;
+};
+
+struct Batch {
+  int rows = 0, sequences = 0, selected = 0, table_width = 0;
+  const int32_t* tokens = nullptr;     // [rows]
+  const int32_t* positions = nullptr;  // [rows], ascending by one inside a sequence
+  const int32_t* starts = nullptr;     // [sequences + 1]
+  const int32_t* tables = nullptr;     // [sequences, table_width]
+  const int32_t* select = nullptr;     // [selected] row indices
+  const float* input = nullptr;        // [rows, ld_input]
+  float* logits = nullptr;             // [selected, ld_logits]
+  float* taps = nullptr;               // [rows, ld_taps]
+  size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
+};
+
+class Plan {
+ public:
+  Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, int max_rows);
+  ~Plan();
+
+  int add_buffer(BufferKind kind, int width);
+  void add(Op op);
+  void run(const Batch& batch, KVCache* cache);
+
+  Act act() const { return act_; }
+  int max_rows() const { return max_rows_; }
+  int buffer_width(int id) const { return buffers_.at(id).width; }
+  size_t scratch_bytes() const;
+  // Nanoseconds that thread 0 spent per operation, waiting included, since profiling was switched on.
+  void profile(bool on);
+  const std::vector<int64_t>& op_ns() const { return op_ns_; }
+  const std::vector<Op>& ops() const { return ops_; }
+
+ private:
+  struct Buffer {
+    BufferKind kind;
+    int width;
+    size_t stride;  // elements
+    std::unique_ptr<Region> memory;
+  };
+  struct Tiles;  // how the query vectors of a batch are cut into tiles, per attention geometry
+
+  void check(const Batch& batch, const KVCache* cache) const;
+  void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
+  void linear(const Op& op, const Batch& batch, int tid);
+  void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
+  void plan_attention(const Batch& batch);
+
+  float* f32(int id, const Batch& batch, size_t* stride);
+  size_t act_item() const { return act_ == Act::kBF16 ? 2 : 4; }
+
+  std::shared_ptr<ThreadPool> pool_;
+  const Kernels& kernels_;
+  const bool f32_;
+  const Act act_;
+  const int max_rows_;
+  std::vector<Buffer> buffers_;
+  std::vector<Op> ops_;
+  std::vector<std::unique_ptr<Tiles>> tiles_;
+  std::vector<int> op_tiles_;
+  std::unique_ptr<std::atomic<int>[]> counters_;
+  // inputs of linears normed or rounded: one copy per thread for few rows, one for all otherwise
+  size_t scratch_stride_ = 0;
+  std::unique_ptr<Region> private_scratch_, shared_scratch_;
+  std::vector<float> partials_;
+  std::vector<int64_t> op_ns_;  // empty: not profiling
+};
+
+}  // namespace paceline

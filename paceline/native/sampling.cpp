@@ -1,0 +1,567 @@
+// Sampling as the engine uses it: requests' parameters and token counts, applied to the rows of a pass; Python
+// bindings.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sampling_row.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace paceline::sampling;
+
+void register_sampling(nb::module_& m);
+
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Tokens = std::vector<int64_t>;
+using Blocks = std::vector<Tokens>;
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+template <class T>
+nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape.size(), shape.begin(), owner));
+}
+
+// A drafter's reduced vocabulary: column -> target id, strictly increasing, and back.
+struct IdMap {
+  std::vector<int32_t> ids;
+  std::vector<int32_t> columns;  // per target id: its column, or -1
+
+  IdMap(Ints list, int vocab_size) {
+    ids.assign(list.data(), list.data() + list.size());
+    columns.assign(static_cast<size_t>(std::max(vocab_size, 0)), -1);
+    if (ids.empty()) fail("ids: empty, expected at least one token id");
+    for (size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] < 0 || ids[i] >= vocab_size)
+        fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": outside the vocabulary of " +
+             std::to_string(vocab_size));
+      if (i > 0 && ids[i] <= ids[i - 1])
+        fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": ids must increase strictly; sort them");
+      columns[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
+    }
+  }
+  int column(int64_t id) const { return columns[static_cast<size_t>(id)]; }
+};
+
+// What one choice of one request needs for every draw. Counts follow the committed tokens; a block's drafts are counted
+// for the length of a native call only (Prefix below), so there is nothing to roll back.
+class SamplingState {
+ public:
+  int vocab_size = 0;
+  Warp warp;
+  double repetition = 1, presence = 0, frequency = 0;
+  std::vector<std::pair<int32_t, float>> bias;
+  std::vector<int32_t> banned;  // end-of-sequence and stop ids, masked while output is shorter than min_tokens
+  int64_t min_tokens = 0;
+  uint64_t seed = 0;
+  uint32_t choice = 0;
+  int64_t num_prompt = 0, num_output = 0;
+
+  bool penalised() const { return repetition != 1 || presence != 0 || frequency != 0; }
+  int64_t num_tokens() const { return num_prompt + num_output; }
+
+  void check(int64_t id, const char* what) const {
+    if (id < 0 || id >= vocab_size)
+      fail(std::string(what) + ": token id " + std::to_string(id) + " is outside the vocabulary of " +
+           std::to_string(vocab_size));
+  }
+  void count_prompt(int64_t id) {
+    ++num_prompt;
+    if (penalised()) entries_[slot(id)].prompt = true;
+  }
+  void count_output(int64_t id, int by) {
+    num_output += by;
+    if (penalised()) entries_[slot(id)].output += by;
+  }
+
+  // True if the row `ahead` tokens past the committed ones differs from the raw logits.
+  bool processes(int64_t ahead) const {
+    return penalised() || !bias.empty() || (!banned.empty() && num_output + ahead < min_tokens);
+  }
+
+  // Order of vLLM's sampler: min_tokens, logit_bias, then repetition, frequency and presence penalty. num_output
+  // already includes the drafts before this row.
+  void process(float* x, const IdMap* map) const {
+    const auto column = [map](int32_t id) { return map == nullptr ? id : map->column(id); };
+    if (num_output < min_tokens)
+      for (int32_t id : banned)
+        if (int c = column(id); c >= 0) x[c] = kNegInf;
+    for (const auto& [id, value] : bias)
+      if (int c = column(id); c >= 0) x[c] += value;
+    if (!penalised()) return;
+    const float rep = static_cast<float>(repetition), freq = static_cast<float>(frequency),
+                pres = static_cast<float>(presence);
+    for (const Entry& e : entries_) {
+      if (!e.prompt && e.output == 0) continue;
+      const int c = column(e.id);
+      if (c < 0) continue;
+      float v = x[c];
+      if (rep != 1.0f) v = v > 0 ? v / rep : v * rep;
+      if (e.output > 0) {
+        v -= freq * static_cast<float>(e.output);
+        v -= pres;
+      }
+      x[c] = v;
+    }
+  }
+
+ private:
+  struct Entry {
+    int32_t id;
+    int32_t output;
+    bool prompt;
+  };
+  std::vector<Entry> entries_;  // distinct ids seen, in order of appearance
+  std::vector<int32_t> slots_;  // per id: its entry, or -1; allocated for penalised requests alone
+
+  size_t slot(int64_t id) {
+    if (slots_.empty()) slots_.assign(static_cast<size_t>(vocab_size), -1);
+    int32_t& s = slots_[static_cast<size_t>(id)];
+    if (s < 0) {
+      s = static_cast<int32_t>(entries_.size());
+      entries_.push_back({static_cast<int32_t>(id), 0, false});
+    }
+    return static_cast<size_t>(s);
+  }
+};
+
+// Counts a block's tokens on top of a state and takes them off again.
+class Prefix {
+ public:
+  explicit Prefix(SamplingState& state) : state_(state) {}
+  Prefix(const Prefix&) = delete;
+  Prefix& operator=(const Prefix&) = delete;
+  ~Prefix() {
+    for (int64_t id : tokens_) state_.count_output(id, -1);
+  }
+  void push(int64_t id) {
+    tokens_.push_back(id);
+    state_.count_output(id, 1);
+  }
+
+ private:
+  SamplingState& state_;
+  Tokens tokens_;
+};
+
+// The rows of one pass, with what may restrict them.
+class Pass {
+ public:
+  Pass(const Logits& logits, const IdMap* map, const std::optional<Ints2>& allowed)
+      : x_(logits.data()), rows_(logits.shape(0)), width_(static_cast<int>(logits.shape(1))), map_(map) {
+    if (logits.shape(1) > size_t(std::numeric_limits<int32_t>::max())) fail("logits: more than 2^31 columns");
+    if (map != nullptr && map->ids.size() != logits.shape(1))
+      fail("logits: " + std::to_string(width_) + " columns, but id_map lists " + std::to_string(map->ids.size()));
+    if (allowed) {
+      const size_t vocab = map == nullptr ? logits.shape(1) : map->columns.size();
+      words_ = (vocab + 31) / 32;
+      if (allowed->shape(0) != rows_ || allowed->shape(1) != words_)
+        fail("allowed: shape [" + std::to_string(allowed->shape(0)) + ", " + std::to_string(allowed->shape(1)) +
+             "], expected [" + std::to_string(rows_) + ", " + std::to_string(words_) + "]");
+      allowed_ = allowed->data();
+    }
+  }
+  size_t rows() const { return rows_; }
+  int width() const { return width_; }
+  int64_t token(int column) const { return map_ == nullptr ? column : map_->ids[static_cast<size_t>(column)]; }
+
+  void check(const SamplingState& state) const {
+    const int vocab = map_ == nullptr ? width_ : static_cast<int>(map_->columns.size());
+    if (state.vocab_size != vocab)
+      fail("states: made for a vocabulary of " + std::to_string(state.vocab_size) + ", the logits have " +
+           std::to_string(vocab));
+  }
+
+  // The processed logits of row r, whose request has counted everything before it.
+  const RowView& view(size_t r, const SamplingState& state) {
+    const float* x = x_ + r * static_cast<size_t>(width_);
+    const bool masked = restricts(r);
+    if (masked || state.processes(0)) {
+      scratch_.assign(x, x + width_);
+      if (masked) mask(r);
+      state.process(scratch_.data(), map_);
+      x = scratch_.data();
+    }
+    view_.reset(x, width_, map_ == nullptr ? nullptr : map_->ids.data());
+    return view_;
+  }
+
+ private:
+  bool permits(size_t r, int64_t id) const {
+    return allowed_[r * words_ + static_cast<size_t>(id >> 5)] >> (id & 31) & 1;
+  }
+  bool restricts(size_t r) const {
+    if (allowed_ == nullptr) return false;
+    const int32_t* row = allowed_ + r * words_;
+    const int vocab = map_ == nullptr ? width_ : static_cast<int>(map_->columns.size());
+    for (int w = 0; w < vocab / 32; ++w)
+      if (row[w] != -1) return true;
+    for (int64_t id = vocab / 32 * 32; id < vocab; ++id)
+      if (!permits(r, id)) return true;
+    return false;
+  }
+  void mask(size_t r) {
+    for (int c = 0; c < width_; ++c)
+      if (!permits(r, token(c))) scratch_[static_cast<size_t>(c)] = kNegInf;
+  }
+
+  const float* x_;
+  size_t rows_;
+  int width_;
+  const IdMap* map_;
+  const int32_t* allowed_ = nullptr;
+  size_t words_ = 0;
+  static thread_local std::vector<float> scratch_;
+  static thread_local RowView view_;
+};
+thread_local std::vector<float> Pass::scratch_;
+thread_local RowView Pass::view_;
+
+NoiseKey noise_key(const SamplingState& state, Stream stream) {
+  return NoiseKey(state.seed, state.choice, static_cast<uint32_t>(state.num_tokens()), stream);
+}
+
+void check_blocks(const Pass& pass, const std::vector<SamplingState*>& states, const Blocks& drafts) {
+  if (!drafts.empty() && drafts.size() != states.size())
+    fail("drafts: " + std::to_string(drafts.size()) + " blocks for " + std::to_string(states.size()) + " states");
+  size_t rows = states.size();
+  for (size_t i = 0; i < states.size(); ++i) {
+    pass.check(*states[i]);
+    if (drafts.empty()) continue;
+    rows += drafts[i].size();
+    for (int64_t id : drafts[i]) states[i]->check(id, "drafts");
+  }
+  if (rows != pass.rows())
+    fail("logits: " + std::to_string(pass.rows()) + " rows, but states and drafts need " + std::to_string(rows));
+}
+
+// Calls visit(row index, state, j) for every row, with drafts 1..j of its block counted.
+template <class Visit>
+void each_row(const std::vector<SamplingState*>& states, const Blocks& drafts, Visit&& visit) {
+  size_t row = 0;
+  for (size_t i = 0; i < states.size(); ++i) {
+    Prefix prefix(*states[i]);
+    const size_t count = drafts.empty() ? 0 : drafts[i].size();
+    for (size_t j = 0; j <= count; ++j) {
+      if (j > 0) prefix.push(drafts[i][j - 1]);
+      visit(row++, *states[i], j);
+    }
+  }
+}
+
+Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, const Blocks& drafts,
+              const std::optional<Ints2>& allowed) {
+  Pass pass(logits, nullptr, allowed);
+  check_blocks(pass, states, drafts);
+  Tokens out(pass.rows());
+  nb::gil_scoped_release release;
+  each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
+    out[r] = draw_coupled(pass.view(r, state), state.warp, noise_key(state, Stream::kGumbel));
+  });
+  return out;
+}
+
+nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts,
+                 const IdMap* map, const std::optional<Ints2>& allowed, bool with_probs) {
+  Pass pass(logits, map, allowed);
+  int64_t rows = 0;
+  for (int64_t count : counts) rows += count >= 0 ? count : -1;
+  if (counts.size() != states.size() || rows != static_cast<int64_t>(pass.rows()))
+    fail("counts: " + std::to_string(counts.size()) + " counts of " + std::to_string(rows) + " rows in all for " +
+         std::to_string(states.size()) + " states and " + std::to_string(pass.rows()) + " rows of logits");
+  for (const SamplingState* state : states) pass.check(*state);
+  Tokens out(pass.rows());
+  const size_t width = static_cast<size_t>(pass.width());
+  std::vector<float> probs(with_probs ? pass.rows() * width : 0);
+  {
+    nb::gil_scoped_release release;
+    size_t r = 0;
+    for (size_t i = 0; i < states.size(); ++i) {
+      SamplingState& state = *states[i];
+      Prefix prefix(state);
+      for (int64_t j = 0; j < counts[i]; ++j, ++r) {
+        const RowView& view = pass.view(r, state);
+        const NoiseKey key = noise_key(state, with_probs ? Stream::kDraft : Stream::kGumbel);
+        if (with_probs) warped_probs(view, state.warp, &probs[r * width]);
+        out[r] = pass.token(draw_coupled(view, state.warp, key));
+        prefix.push(out[r]);
+      }
+    }
+  }
+  if (!with_probs) return nb::cast(std::move(out));
+  return nb::make_tuple(std::move(out), to_numpy(std::move(probs), {pass.rows(), width}));
+}
+
+nb::object probs(const Logits& logits, const std::vector<SamplingState*>& states, const Blocks& drafts,
+                 const std::optional<Ints2>& allowed) {
+  Pass pass(logits, nullptr, allowed);
+  check_blocks(pass, states, drafts);
+  const size_t width = static_cast<size_t>(pass.width());
+  std::vector<float> out(pass.rows() * width);
+  {
+    nb::gil_scoped_release release;
+    each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
+      warped_probs(pass.view(r, state), state.warp, &out[r * width]);
+    });
+  }
+  return to_numpy(std::move(out), {pass.rows(), width});
+}
+
+// Draft distributions of a whole pass: row d belongs to the d-th draft token of all blocks in order.
+class DraftRows {
+ public:
+  DraftRows(const std::optional<Logits>& probs, const std::optional<Ints2>& ids, size_t drafts, int vocab) {
+    if (!probs) {
+      if (ids) fail("draft_ids: given without draft_probs");
+      return;
+    }
+    probs_ = probs->data();
+    width_ = probs->shape(1);
+    if (probs->shape(0) != drafts)
+      fail("draft_probs: " + std::to_string(probs->shape(0)) + " rows for " + std::to_string(drafts) + " drafts");
+    if (!ids) {
+      if (width_ > static_cast<size_t>(vocab))
+        fail("draft_probs: " + std::to_string(width_) + " columns, the target has " + std::to_string(vocab));
+      return;
+    }
+    if ((ids->shape(0) != drafts && ids->shape(0) != 1) || ids->shape(1) != width_)
+      fail("draft_ids: shape does not fit draft_probs; expected one row, or one row per draft, of " +
+           std::to_string(width_) + " ids");
+    for (size_t i = 0; i < ids->size(); ++i)
+      if (ids->data()[i] < 0 || ids->data()[i] >= vocab)
+        fail("draft_ids: token id " + std::to_string(ids->data()[i]) + " is outside the vocabulary of " +
+             std::to_string(vocab));
+    ids_ = ids->data();
+    shared_ = ids->shape(0) == 1;
+  }
+  DraftDistribution row(size_t d) const {
+    if (probs_ == nullptr) return {};
+    const int32_t* ids = ids_ == nullptr ? nullptr : ids_ + (shared_ ? 0 : d * width_);
+    return {probs_ + d * width_, ids, static_cast<int>(width_)};
+  }
+
+ private:
+  const float* probs_ = nullptr;
+  const int32_t* ids_ = nullptr;
+  size_t width_ = 0;
+  bool shared_ = false;
+};
+
+std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std::vector<SamplingState*>& states,
+                                                const Blocks& drafts, const std::optional<Logits>& draft_probs,
+                                                const std::optional<Ints2>& draft_ids,
+                                                const std::optional<Ints2>& allowed) {
+  Pass pass(logits, nullptr, allowed);
+  check_blocks(pass, states, drafts);
+  const DraftRows q(draft_probs, draft_ids, pass.rows() - states.size(), pass.width());
+  std::vector<std::pair<int64_t, int64_t>> out;
+  nb::gil_scoped_release release;
+  const int width = pass.width();
+  std::vector<float> p(static_cast<size_t>(width));
+  size_t row = 0, draft = 0;
+  for (size_t i = 0; i < states.size(); ++i) {
+    SamplingState& state = *states[i];
+    const Tokens none;
+    const Tokens& block = drafts.empty() ? none : drafts[i];
+    Prefix prefix(state);
+    size_t j = 0;
+    for (;; ++j) {
+      warped_probs(pass.view(row + j, state), state.warp, p.data());
+      if (j == block.size()) break;
+      const DraftDistribution qj = q.row(draft + j);
+      if (!accept_draft(p.data(), qj, block[j], uniform53(noise_key(state, Stream::kAccept)))) {
+        subtract_residual(p.data(), width, qj, block[j]);
+        break;
+      }
+      prefix.push(block[j]);
+    }
+    out.emplace_back(static_cast<int64_t>(j),
+                     draw_inverse_cdf(p.data(), width, uniform53(noise_key(state, Stream::kNext))));
+    row += block.size() + 1;
+    draft += block.size();
+  }
+  return out;
+}
+
+nb::object reject_block(const Logits& target_probs, const Tokens& drafts, const std::vector<double>& uniforms,
+                        const std::optional<Logits>& draft_probs, const std::optional<Ints2>& draft_ids) {
+  const int vocab = static_cast<int>(target_probs.shape(1));
+  if (target_probs.shape(0) != drafts.size() + 1 || uniforms.size() != drafts.size())
+    fail("target_probs: " + std::to_string(target_probs.shape(0)) + " rows and " + std::to_string(uniforms.size()) +
+         " uniforms for " + std::to_string(drafts.size()) + " drafts; expected one row more than drafts");
+  for (int64_t id : drafts)
+    if (id < 0 || id >= vocab) fail("drafts: token id " + std::to_string(id) + " is outside the vocabulary");
+  const DraftRows q(draft_probs, draft_ids, drafts.size(), vocab);
+  size_t j = 0;
+  std::vector<float> p;
+  for (;; ++j) {
+    const float* row = target_probs.data() + j * static_cast<size_t>(vocab);
+    p.assign(row, row + vocab);
+    if (j == drafts.size()) break;
+    if (accept_draft(row, q.row(j), drafts[j], uniforms[j])) continue;
+    subtract_residual(p.data(), vocab, q.row(j), drafts[j]);
+    break;
+  }
+  return nb::make_tuple(j, to_numpy(std::move(p), {static_cast<size_t>(vocab)}));
+}
+
+nb::object logprobs(const Logits& logits, const std::vector<int64_t>& rows, const Tokens& ids, int top_n) {
+  const int width = static_cast<int>(logits.shape(1));
+  if (rows.size() != ids.size())
+    fail("ids: " + std::to_string(ids.size()) + " ids for " + std::to_string(rows.size()) + " rows");
+  if (top_n < 0 || top_n > width)
+    fail("top_n: " + std::to_string(top_n) + " is not between 0 and " + std::to_string(width));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] < 0 || rows[i] >= static_cast<int64_t>(logits.shape(0)))
+      fail("rows: " + std::to_string(rows[i]) + " is outside the " + std::to_string(logits.shape(0)) + " rows");
+    if (ids[i] < 0 || ids[i] >= width)
+      fail("ids: token id " + std::to_string(ids[i]) + " is outside the vocabulary of " + std::to_string(width));
+  }
+  const size_t n = rows.size(), m = static_cast<size_t>(top_n);
+  std::vector<float> chosen(n), top_values(n * m, kNegInf);
+  std::vector<int32_t> ranks(n), top_ids(n * m, -1);
+  {
+    nb::gil_scoped_release release;
+    RowView view;
+    std::vector<TokenLogprob> top;
+    for (size_t i = 0; i < n; ++i) {
+      view.reset(logits.data() + static_cast<size_t>(rows[i]) * static_cast<size_t>(width), width, nullptr);
+      const TokenLogprob own = logprob(view, ids[i], top_n, top);
+      chosen[i] = own.logprob;
+      ranks[i] = own.rank;
+      for (size_t t = 0; t < top.size(); ++t) {
+        top_ids[i * m + t] = static_cast<int32_t>(top[t].id);
+        top_values[i * m + t] = top[t].logprob;
+      }
+    }
+  }
+  return nb::make_tuple(to_numpy(std::move(chosen), {n}), to_numpy(std::move(ranks), {n}),
+                        to_numpy(std::move(top_ids), {n, m}), to_numpy(std::move(top_values), {n, m}));
+}
+
+nb::object argmax(const Logits& logits) {
+  std::vector<int64_t> out(logits.shape(0));
+  {
+    nb::gil_scoped_release release;
+    RowView view;
+    for (size_t r = 0; r < out.size(); ++r) {
+      view.reset(logits.data() + r * logits.shape(1), static_cast<int>(logits.shape(1)), nullptr);
+      out[r] = view.argmax();
+    }
+  }
+  const size_t n = out.size();
+  return to_numpy(std::move(out), {n});
+}
+
+void init_state(SamplingState* self, int vocab_size, const Tokens& prompt, double temperature, int64_t top_k,
+                double top_p, double min_p, double repetition_penalty, double presence_penalty,
+                double frequency_penalty, const std::vector<std::pair<int64_t, double>>& logit_bias,
+                const Tokens& banned, int64_t min_tokens, uint64_t seed, uint32_t choice) {
+  auto state = std::make_unique<SamplingState>();
+  state->vocab_size = vocab_size;
+  state->warp = {temperature, top_k, top_p, min_p};
+  state->repetition = repetition_penalty;
+  state->presence = presence_penalty;
+  state->frequency = frequency_penalty;
+  for (const auto& [id, value] : logit_bias) {
+    state->check(id, "logit_bias");
+    state->bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(value));
+  }
+  for (int64_t id : banned) {
+    state->check(id, "banned");
+    state->banned.push_back(static_cast<int32_t>(id));
+  }
+  state->min_tokens = min_tokens;
+  state->seed = seed;
+  state->choice = choice;
+  for (int64_t id : prompt) {
+    state->check(id, "prompt");
+    state->count_prompt(id);
+  }
+  new (self) SamplingState(std::move(*state));
+}
+
+}  // namespace
+
+void register_sampling(nb::module_& m) {
+  nb::class_<IdMap>(m, "IdMap")
+      .def(nb::init<Ints, int>(), "ids"_a, "vocab_size"_a)
+      .def("__len__", [](const IdMap& map) { return map.ids.size(); });
+
+  nb::class_<SamplingState>(m, "SamplingState")
+      .def("__init__", &init_state, "vocab_size"_a, "prompt"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = 0,
+           "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
+           "frequency_penalty"_a = 0.0, "logit_bias"_a = std::vector<std::pair<int64_t, double>>{},
+           "banned"_a = Tokens{}, "min_tokens"_a = 0, "seed"_a = 0, "choice"_a = 0)
+      .def(
+          "commit",
+          [](SamplingState& state, const Tokens& tokens) {
+            for (int64_t id : tokens) state.check(id, "tokens");
+            for (int64_t id : tokens) state.count_output(id, 1);
+          },
+          "tokens"_a)
+      .def_prop_ro("num_tokens", &SamplingState::num_tokens)
+      .def_ro("num_output", &SamplingState::num_output)
+      .def_ro("seed", &SamplingState::seed)
+      .def_ro("choice", &SamplingState::choice);
+
+  m.def("argmax_rows", &argmax, "logits"_a);
+  m.def("sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none());
+  m.def("draft_rows", &draft, "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(),
+        "with_probs"_a = false);
+  m.def("probs_rows", &probs, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none());
+  m.def("reject_rows", &reject, "logits"_a, "states"_a, "drafts"_a, "draft_probs"_a = nb::none(),
+        "draft_ids"_a = nb::none(), "allowed"_a = nb::none());
+  m.def("reject_block", &reject_block, "target_probs"_a, "drafts"_a, "uniforms"_a, "draft_probs"_a = nb::none(),
+        "draft_ids"_a = nb::none());
+  m.def("logprobs_rows", &logprobs, "logits"_a, "rows"_a, "ids"_a, "top_n"_a = 0);
+
+  m.def(
+      "philox4x32_10",
+      [](std::vector<uint32_t> counter, std::vector<uint32_t> key) {
+        if (counter.size() != 4 || key.size() != 2) fail("counter: 4 words and key: 2 words expected");
+        const Words out = philox4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
+        return std::vector<uint32_t>(out.w, out.w + 4);
+      },
+      "counter"_a, "key"_a);
+  m.def(
+      "gumbel_noise",
+      [](uint64_t seed, uint32_t choice, uint32_t position, const Tokens& ids) {
+        std::vector<double> out;
+        for (int64_t id : ids)
+          out.push_back(
+              gumbel(noise_bits(NoiseKey(seed, choice, position, Stream::kGumbel), static_cast<uint32_t>(id))));
+        return out;
+      },
+      "seed"_a, "choice"_a, "position"_a, "ids"_a);
+  m.def(
+      "select_sampling_isa",
+      [](const std::string& name) {
+        if (!select_kernels(name.c_str()))
+          fail("name: '" + name + "' is not available here; use portable, avx2 or avx512");
+        return std::string(kernels().name);
+      },
+      "name"_a = "");
+}

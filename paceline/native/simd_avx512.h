@@ -1,0 +1,87 @@
+// Sixteen fp32 lanes as one AVX-512 register; with PACELINE_BF16_DOT also the bf16 dot product.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using V = __m512;
+using Pairs = __m512i;
+
+struct S {
+  static constexpr int kWideRows = 6;
+  static constexpr int kPanelRows = 12;
+  static constexpr int kHalfRows = 12;    // rows of a tile half a panel wide
+  static constexpr int kQueryTile = 6;
+#ifdef PACELINE_BF16_DOT
+  static constexpr bool kBf16Dot = true;
+  static constexpr const char* kName = "avx512_bf16";
+  static V dot_pairs(V acc, Pairs w, uint32_t a) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(a)));
+  }
+#else
+  static constexpr bool kBf16Dot = false;
+  static constexpr const char* kName = "avx512";
+#endif
+
+  static V zero() { return _mm512_setzero_ps(); }
+  static V set1(float x) { return _mm512_set1_ps(x); }
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, V a) { _mm512_storeu_ps(p, a); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V min(V a, V b) { return _mm512_min_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+  }
+  static Pairs load_pairs(const uint16_t* p) { return _mm512_loadu_si512(p); }
+  static V even(Pairs p) { return _mm512_castsi512_ps(_mm512_slli_epi32(p, 16)); }
+  static V odd(Pairs p) { return _mm512_castsi512_ps(_mm512_and_si512(p, _mm512_set1_epi32(int(0xffff0000u)))); }
+  static __m512i bf16_bits(V x) {  // rounded to nearest even, in the low half of each lane
+    const __m512i u = _mm512_castps_si512(x);
+    const __m512i odd_bit = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i r =
+        _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd_bit, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+    return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+  }
+  static void store_bf16(uint16_t* p, V a) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(a)));
+  }
+  static V round_bf16(V a) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(a), 16)); }
+  static V keep(V a, int lo, int hi, float fill) {
+    lo = lo < 0 ? 0 : lo > 16 ? 16 : lo;
+    hi = hi < 0 ? 0 : hi > 16 ? 16 : hi;
+    const __mmask16 m = __mmask16(((1u << hi) - 1) & ~((1u << lo) - 1));
+    return _mm512_mask_mov_ps(_mm512_set1_ps(fill), m, a);
+  }
+  static V nearest(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static V ldexp_int(V p, V n) {
+    const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23);
+    return _mm512_mul_ps(p, _mm512_castsi512_ps(e));
+  }
+  static V zero_below(V r, V x, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), r);
+  }
+  static float sum8(__m256 x) {
+    __m128 h = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    h = _mm_add_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_add_ss(h, _mm_shuffle_ps(h, h, 1)));
+  }
+  static float max8(__m256 x) {
+    __m128 h = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    h = _mm_max_ps(h, _mm_movehl_ps(h, h));
+    return _mm_cvtss_f32(_mm_max_ss(h, _mm_shuffle_ps(h, h, 1)));
+  }
+  static float lane_sum(V x) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
+  static float lane_max(V x) { return max8(_mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
+  static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
+};
+
+}  // namespace

@@ -1,0 +1,78 @@
+// Memory of the engine: packed weights and the paged key/value cache.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels.h"
+
+namespace paceline {
+
+// Address space taken at once, memory taken as it is touched; on huge pages where the system offers them.
+class Region {
+ public:
+  explicit Region(size_t bytes);
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  uint8_t* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  uint8_t* data_;
+  size_t bytes_;
+};
+
+// Weights of one model, packed one behind the other in the order in which a pass reads them.
+class Arena {
+ public:
+  explicit Arena(size_t bytes) : region_(bytes) {}
+  uint8_t* take(size_t bytes);
+  size_t used() const { return used_; }
+
+ private:
+  Region region_;
+  size_t used_ = 0;
+};
+
+// A [n, k] matrix as panels of 32 columns: [panels][ceil(k/2)][32][2] bf16 or [panels][k][32] fp32.
+// Gated matrices hold gate and up panels in turn.
+struct Packed {
+  Arena* arena;
+  int n, k;
+  bool f32, gated;
+  int panels;
+  uint8_t* data;
+
+  Packed(Arena& arena, int n, int k, bool f32, bool gated);
+  // rows [row, row + count) of another packed weight, sharing its memory; row must start a panel
+  Packed(const Packed& of, int row, int count);
+  size_t bytes() const { return size_t(panels) * (f32 ? size_t(k) : size_t(k + 1) / 2) * 128; }
+  // rows [row, row + count) of the unpacked matrix; part 1 is the up half of a gated one
+  void fill_f32(const float* src, int row, int count, int part);
+  void fill_bf16(const uint16_t* src, int row, int count, int part);
+  void row_f32(int row, float* out) const;  // one row back, for embeddings that share the head's memory
+
+ private:
+  uint8_t* cell(int row, int part) const;
+};
+
+// Keys and values in blocks of 16 tokens: [layers][blocks][kv_heads][keys | values].
+class KVCache {
+ public:
+  KVCache(int layers, int kv_heads, int head_dim, int blocks, bool f32);
+  uint8_t* layer(int i) const { return region_.data() + size_t(i) * layer_bytes_; }
+  size_t block_bytes() const { return block_bytes_; }
+  size_t bytes() const { return region_.bytes(); }
+  // A stored row back as fp32: keys, then values, each [kv_heads, head_dim].
+  void read(int layer, int block, int slot, float* keys, float* values) const;
+
+  const int layers, kv_heads, head_dim, blocks;
+  const bool f32;
+
+ private:
+  size_t block_bytes_, layer_bytes_;
+  Region region_;
+};
+
+}  // namespace paceline

@@ -1,0 +1,90 @@
+"""What this process may use: threads, instruction-set path, memory. Decided once, reported at start."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+from paceline import _native
+from paceline.errors import ConfigError
+
+
+def allowed_cores() -> int:
+    """Physical cores this process may use: affinity mask and cgroup quota honoured (at least 1)."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = {_core_of(cpu) for cpu in cpus}
+    quota = _cgroup_quota()
+    count = len(cores)
+    return max(1, min(count, int(quota))) if quota else max(1, count)
+
+
+def _core_of(cpu: int) -> str:
+    """The set of hardware threads that share a core with `cpu`, as the kernel prints it."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _cgroup_quota() -> float | None:
+    """CPU quota in cores (cgroup v2, then v1), or None when unlimited or unreadable."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else max(1.0, int(quota) / int(period))
+    except (OSError, ValueError):
+        pass
+    try:
+        base = Path("/sys/fs/cgroup/cpu")
+        us = int((base / "cpu.cfs_quota_us").read_text())
+        return None if us <= 0 else max(1.0, us / int((base / "cpu.cfs_period_us").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping: MemAvailable, capped by the cgroup's limit."""
+    available = 1 << 62
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            available = min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def choose_threads(threads: int | None) -> int:
+    """`threads` if given, else PACELINE_THREADS, else the allowed physical cores. Raises ConfigError when not >= 1."""
+    if threads is None:
+        text = os.environ.get("PACELINE_THREADS", "")
+        if not text:
+            return allowed_cores()
+        try:
+            threads = int(text)
+        except ValueError:
+            raise ConfigError(f"PACELINE_THREADS: {text!r} is not a whole number") from None
+    if not 1 <= threads <= 1024:
+        raise ConfigError(f"threads: {threads} is outside 1..1024; leave it unset to use the allowed cores")
+    return threads
+
+
+def choose_isa(name: str = "") -> str:
+    """The kernel path: `name`, else PACELINE_ISA, else the best here. Raises ConfigError if it cannot run here."""
+    try:
+        return _native.select_isa(name)
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
+
+
+@functools.cache
+def thread_pool(threads: int) -> _native.ThreadPool:
+    """The pool of this size; models of one process share it, since passes never overlap."""
+    return _native.ThreadPool(threads)

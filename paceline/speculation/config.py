@@ -1,0 +1,154 @@
+"""`--speculative-config`: vLLM's JSON, read strictly."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ConfigError
+
+METHODS = ("ngram", "dflash")
+MAX_SPECULATIVE_TOKENS = 128
+DEFAULT_NGRAM_TOKENS = 7
+DEFAULT_LOOKUP = (2, 4)
+
+KNOWN_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+
+_GPU = "it steers GPU kernels; remove it"
+_PARALLEL = "this engine runs a model on the threads of one process; remove it"
+_COUPLED = "draws are coupled to the target's noise; for exact rejection sampling choose the sampler `rejection`"
+_ADAPTIVE = "the draft length is chosen each step from measured costs; remove it"
+_NOT_USED: dict[str, str] = {
+    "tensor_parallel_size": _PARALLEL,
+    "draft_tensor_parallel_size": _PARALLEL,
+    "quantization": "the drafter's precision follows its checkpoint; remove it",
+    "moe_backend": _GPU,
+    "attention_backend": _GPU,
+    "kv_cache_dtype": "the drafter's cache has the target's type; remove it",
+    "max_model_len": "the drafter's context follows the target's; remove it",
+    "revision": "name a revision in `model` by downloading it first; remove it",
+    "code_revision": "no remote code is run; remove it",
+    "enforce_eager": _GPU,
+    "disable_padded_drafter_batch": _GPU,
+    "disable_eagle_block_drop": _GPU,
+    "use_local_argmax_reduction": _PARALLEL,
+    "use_heterogeneous_vocab": "a drafter must share the target's vocabulary; remove it",
+    "parallel_drafting": "dflash always drafts in parallel; remove it",
+    "num_speculative_tokens_per_batch_size": _ADAPTIVE,
+    "suffix_decoding_max_tree_depth": "suffix decoding is not supported; use the method ngram",
+    "suffix_decoding_max_cached_requests": "suffix decoding is not supported; use the method ngram",
+    "suffix_decoding_max_spec_factor": "suffix decoding is not supported; use the method ngram",
+    "suffix_decoding_min_token_prob": "suffix decoding is not supported; use the method ngram",
+    "rejection_sample_method": _COUPLED,
+    "synthetic_acceptance_rates": "acceptance is always real; remove it",
+    "synthetic_acceptance_length": "acceptance is always real; remove it",
+    "draft_sample_method": _COUPLED,
+    "enable_adaptive_verification": _ADAPTIVE,
+    "dspark_draft_topk": "dspark is not supported; remove it",
+}
+
+
+class SpeculativeConfigError(ConfigError, ValueError):
+    """A speculative configuration is not valid JSON, or has an unknown key or a value out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """How drafts are made.
+
+    method: one of METHODS. model: the drafter (path or known name), for dflash. num_speculative_tokens: most drafts per
+    step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for ngram.
+    """
+
+    method: str
+    model: str | None = None
+    num_speculative_tokens: int | None = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
+
+    @classmethod
+    def parse(cls, source: Mapping[str, Any] | str | SpeculativeConfig) -> SpeculativeConfig:
+        """From a mapping or its JSON text, with vLLM's keys. Raises SpeculativeConfigError."""
+        if isinstance(source, SpeculativeConfig):
+            return source
+        if isinstance(source, str):
+            try:
+                source = json.loads(source)
+            except json.JSONDecodeError as error:
+                raise SpeculativeConfigError(
+                    f'speculative config {source!r}: not valid JSON ({error}); example: {{"method": "ngram"}}'
+                ) from None
+        if not isinstance(source, Mapping):
+            raise SpeculativeConfigError(f"speculative config {source!r}: expected a JSON object")
+        for key in source:
+            _check_key(key)
+        return _complete(dict(source))
+
+
+def _check_key(key: str) -> None:
+    if key in KNOWN_KEYS:
+        return
+    if key in _NOT_USED:
+        raise SpeculativeConfigError(f"speculative config: the vLLM key '{key}' has no use here: {_NOT_USED[key]}")
+    near = difflib.get_close_matches(str(key), KNOWN_KEYS, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    raise SpeculativeConfigError(
+        f"speculative config: unknown key '{key}'{hint} Known keys: {', '.join(KNOWN_KEYS)}"
+    )
+
+
+def _complete(values: dict[str, Any]) -> SpeculativeConfig:
+    """Check the values and fill in what follows from others."""
+    model = values.get("model")
+    if model is not None and (not isinstance(model, str) or not model):
+        raise SpeculativeConfigError(f"speculative config: model={model!r}: use a path or name of a drafter")
+    for key in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
+        number = values.get(key)
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise SpeculativeConfigError(f"speculative config: {key}={number!r}: use an integer of 1 or more")
+    tokens = values.get("num_speculative_tokens")
+    if tokens is not None and tokens > MAX_SPECULATIVE_TOKENS:
+        raise SpeculativeConfigError(
+            f"speculative config: num_speculative_tokens={tokens}: at most {MAX_SPECULATIVE_TOKENS}"
+        )
+    method = _method(values.get("method"), model, values)
+    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
+    if method == "ngram":
+        if model not in (None, "ngram", "[ngram]"):
+            raise SpeculativeConfigError(
+                f"speculative config: model={model!r}: the method ngram needs no model; remove it, or set the method"
+            )
+        if low is None and high is None:
+            low, high = DEFAULT_LOOKUP
+        low = high if low is None else low  # vLLM's rule: one of them alone stands for both
+        high = low if high is None else high
+        if low > high:
+            raise SpeculativeConfigError(
+                f"speculative config: prompt_lookup_min={low}: must not exceed prompt_lookup_max={high}"
+            )
+        return SpeculativeConfig("ngram", None, tokens or DEFAULT_NGRAM_TOKENS, high, low)
+    for key, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
+        if value is not None:
+            raise SpeculativeConfigError(
+                f"speculative config: {key}={value}: belongs to the method ngram, not {method}; remove it"
+            )
+    return SpeculativeConfig(method, model, tokens)
+
+
+def _method(method: Any, model: str | None, values: dict[str, Any]) -> str:
+    """The method, inferred as vLLM does where it is absent."""
+    if method is None:
+        if model in ("ngram", "[ngram]") or "prompt_lookup_max" in values or "prompt_lookup_min" in values:
+            return "ngram"
+        if model is not None and "dflash" in model.lower():
+            return "dflash"
+    if method not in METHODS:
+        raise SpeculativeConfigError(
+            f"speculative config: method={method!r}: not supported; use one of {', '.join(METHODS)}"
+        )
+    return method

@@ -1,0 +1,135 @@
+"""Prompt lookup: the continuation of an earlier occurrence of the last few tokens is the guess.
+
+Method: apoorvumang/prompt-lookup-decoding, vLLM's `ngram`. The longest suffix of prompt_lookup_max down to
+prompt_lookup_min tokens that occurred before is looked up, and what followed is proposed. Two details differ from vLLM,
+both measured on 900 answers of SmolLM2-135M-Instruct (first 256 tokens, 7 drafts, n = 2 to 4; tokens per pass over all
+passes): the most recent occurrence is used, not the earliest (1.666 instead of 1.651), and a guess that reaches the end
+of the text goes on into itself, as LZ77 copies do, so that a loop of any period is continued to the full draft length
+(1.678). n = 5 alone, vLLM's default, gives 1.398.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from paceline.speculation.proposer import RequestView
+
+_TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
+
+
+class NgramIndex:
+    """Where each n-gram of a growing text occurred last before: constant time per token and per look-up.
+
+    For every position and every n, `previous` holds the end of the most recent earlier occurrence of the n-gram that
+    ends there. That makes the look-up an array access, and lets `truncate` undo in the same time.
+    """
+
+    def __init__(self, min_n: int, max_n: int) -> None:
+        if not 1 <= min_n <= max_n:
+            raise ValueError(f"min_n={min_n}, max_n={max_n}: expected 1 <= min_n <= max_n")
+        self.min_n = min_n
+        self.max_n = max_n
+        self.tokens: list[int] = []
+        sizes = range(min_n, max_n + 1)
+        self._latest: list[dict[int, int]] = [{} for _ in sizes]  # n-gram -> its last end position
+        self._previous: list[list[int]] = [[] for _ in sizes]  # end position -> the end before it, or -1
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        text, min_n = self.tokens, self.min_n
+        keep = (1 << _TOKEN_BITS * self.max_n) - 1
+        masks = [(1 << _TOKEN_BITS * (min_n + i)) - 1 for i in range(len(self._latest))]
+        window = self._window(len(text))
+        for token in tokens:
+            end = len(text)
+            text.append(token)
+            window = (window << _TOKEN_BITS | token) & keep
+            for i, mask in enumerate(masks):
+                previous = self._previous[i]
+                if end + 1 < min_n + i:
+                    previous.append(-1)
+                    continue
+                latest = self._latest[i]
+                gram = window & mask
+                previous.append(latest.get(gram, -1))
+                latest[gram] = end
+
+    def truncate(self, length: int) -> None:
+        """Forget everything after the first `length` tokens."""
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"length={length}: expected 0 to {len(self.tokens)}")
+        while len(self.tokens) > length:
+            end = len(self.tokens) - 1
+            window = self._window(end + 1)
+            for i, latest in enumerate(self._latest):
+                before = self._previous[i].pop()
+                n = self.min_n + i
+                if end + 1 < n:
+                    continue
+                gram = window & ((1 << _TOKEN_BITS * n) - 1)
+                if before < 0:
+                    del latest[gram]
+                else:
+                    latest[gram] = before
+            self.tokens.pop()
+
+    def match(self) -> int:
+        """Length of the text up to and including the most recent earlier occurrence of the longest known suffix; 0 if
+        no suffix of min_n or more tokens occurred before."""
+        for previous in reversed(self._previous):
+            if previous and previous[-1] >= 0:
+                return previous[-1] + 1
+        return 0
+
+    def propose(self, max_drafts: int) -> list[int]:
+        """The max_drafts tokens that followed the match, copied on into themselves beyond the end of the text."""
+        start = self.match()
+        if start == 0 or max_drafts <= 0:
+            return []
+        found = self.tokens[start : start + max_drafts]
+        period = len(found)  # = distance to the end of the text if that is shorter than the draft
+        return [found[i % period] for i in range(max_drafts)] if period < max_drafts else found
+
+    def _window(self, length: int) -> int:
+        """The max_n tokens before position `length` as one integer."""
+        window = 0
+        for token in self.tokens[max(0, length - self.max_n) : length]:
+            window = window << _TOKEN_BITS | token
+        return window
+
+
+class NgramProposer:
+    """Prompt lookup over prompt and output of each request."""
+
+    name = "ngram"
+
+    def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
+        self._sizes = (prompt_lookup_min, prompt_lookup_max)
+        NgramIndex(*self._sizes)  # checks them
+        self._indexes: dict[Hashable, NgramIndex] = {}
+
+    def propose(self, request: RequestView, max_drafts: int) -> list[int]:
+        """See Proposer.propose."""
+        return self._synchronised(request).propose(max_drafts)
+
+    def commit(self, request: RequestView, tokens: Sequence[int]) -> None:
+        """See Proposer.commit."""
+        self._synchronised(request)
+
+    def finish(self, request: RequestView) -> None:
+        """See Proposer.finish."""
+        self._indexes.pop(request.request_id, None)
+
+    def _synchronised(self, request: RequestView) -> NgramIndex:
+        index = self._indexes.get(request.request_id)
+        if index is None:
+            index = self._indexes[request.request_id] = NgramIndex(*self._sizes)
+        text = request.token_ids
+        if len(index) > len(text):
+            index.truncate(len(text))
+        if len(index) < len(text):
+            index.extend(text[len(index) :])
+        return index

@@ -1,0 +1,264 @@
+"""Text to token ids and back, chat templates included, from a Hugging Face folder or a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from paceline.chat_template import ChatTemplateError, render
+from paceline.errors import CheckpointError
+from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+from paceline.weights.gguf_model import GGUFCheckpoint
+from paceline.weights.gguf_tokenizer import build_tokenizer, token_id
+from paceline.weights.hf_folder import read_json
+
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` (`backend`) with what surrounds it: end tokens, chat template, bytes of single
+    tokens.
+
+    Special tokens that occur in a text are always recognised, in a rendered chat too, as Hugging Face and
+    llama.cpp do: a user who writes "<|im_end|>" ends the turn. Text that must not do so has to be cleaned
+    before it is passed in. Decoding never "cleans up" spaces, so that a streamed text equals the whole one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        bos_token_id: int | None = None,
+        chat_template: str | dict[str, str] | None = None,
+        special_tokens: dict[str, str] | None = None,
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id = bos_token_id
+        self.templates = (
+            {"default": chat_template} if isinstance(chat_template, str) else dict(chat_template or {})
+        )
+        self.special_tokens = dict(special_tokens or {})
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
+        self.byte_level = state.get("type") == "ByteLevel"
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the default template."""
+        return self.templates.get("default")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids; `add_special_tokens` adds what the model frames a text with (BOS for Llama 3, nothing
+        for most).
+
+        Lone surrogates, which JSON can carry and UTF-8 cannot, become U+FFFD.
+        """
+        if not text.isascii():
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of the ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token stands for on its own, special tokens by their text; b"" outside the
+        vocabulary.
+        """
+        text = self.backend.id_to_token(token)
+        if text is None:
+            return b""
+        if self.byte_level:
+            table = _byte_table()
+            try:
+                return bytes([table[char] for char in text])
+            except KeyError:  # an added token that is plain text, as the decoder treats it
+                return text.encode()
+        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+            return bytes([int(text[3:5], 16)])
+        return text.replace("\u2581", " ").encode()
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text for OpenAI-style messages. Raises `ChatTemplateError`.
+
+        `chat_template` replaces the model's own; other keywords are variables of the template
+        (enable_thinking=False).
+        """
+        source = chat_template
+        if source is None and tools:
+            source = self.templates.get("tool_use")
+        if source is None:
+            source = self.chat_template
+        if source is None:
+            raise ChatTemplateError(
+                "this model has no chat template; use plain completion, or pass a Jinja chat_template="
+            )
+        return render(
+            source,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **{**self.special_tokens, **variables},
+        )
+
+    def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+        """`apply_chat_template`, then `encode` without adding anything: the template writes its own BOS."""
+        return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
+
+
+@lru_cache(maxsize=1)
+def _byte_table() -> dict[str, int]:
+    """Byte-level BPE's visible alphabet (GPT-2): character -> byte."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in visible}
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    table.update({chr(256 + i): byte for i, byte in enumerate(hidden)})
+    return table
+
+
+def load_tokenizer(source: Checkpoint | str | Path) -> Tokenizer:
+    """The tokenizer of an open checkpoint, a Hugging Face folder (weights not needed) or a GGUF file.
+
+    Raises `CheckpointError` if there is none or it is damaged.
+    """
+    if isinstance(source, GGUFCheckpoint):
+        return _from_gguf(source)
+    if isinstance(source, Checkpoint):
+        return _from_folder(source.path)
+    path = Path(source)
+    if path.is_dir() and (path / "tokenizer.json").is_file():
+        return _from_folder(path)
+    with open_checkpoint(path) as checkpoint:
+        return load_tokenizer(checkpoint)
+
+
+def _from_gguf(checkpoint: GGUFCheckpoint) -> Tokenizer:
+    metadata = checkpoint.metadata
+
+    def error(message: str) -> CheckpointError:
+        return CheckpointError(f"{checkpoint.path}: {message}")
+
+    backend = build_tokenizer(metadata, checkpoint.path)
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    special = {}
+    for name, kind in (
+        ("bos_token", "bos"),
+        ("eos_token", "eos"),
+        ("pad_token", "padding"),
+        ("unk_token", "unknown"),
+    ):
+        index = token_id(metadata, kind, len(tokens), error)
+        if index is not None:
+            special[name] = tokens[index]
+    prefix = "tokenizer.chat_template"
+    templates = {
+        key.removeprefix(prefix).removeprefix(".") or "default": value
+        for key, value in metadata.items()
+        if (key == prefix or key.startswith(prefix + ".")) and isinstance(value, str)
+    }
+    eos = checkpoint.eos_token_ids()
+    if any(not 0 <= i < len(tokens) for i in eos):
+        raise error(f"end tokens {eos} lie outside the vocabulary of {len(tokens)}")
+    return Tokenizer(
+        backend,
+        eos_token_ids=eos,
+        bos_token_id=token_id(metadata, "bos", len(tokens), error),
+        chat_template=templates,
+        special_tokens=special,
+    )
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{folder}: there is no tokenizer.json here, so text cannot be encoded; add the model's own"
+        )
+    try:
+        backend = Backend.from_file(str(path))
+    except (
+        BaseException
+    ) as error:  # a damaged file raises a plain Exception or a Rust panic, which is no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise CheckpointError(f"{path}: not a valid tokenizer: {error}") from error
+    optional = {
+        name: read_json(folder / f"{name}.json") if (folder / f"{name}.json").is_file() else {}
+        for name in ("tokenizer_config", "generation_config", "config")
+    }
+    settings = optional["tokenizer_config"]
+    special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
+    eos = _ids(optional["generation_config"].get("eos_token_id"), folder) or _ids(
+        optional["config"].get("eos_token_id"), folder
+    )
+    if "eos_token" in special:
+        eos += _ids(backend.token_to_id(special["eos_token"]), folder)
+    bos = optional["config"].get("bos_token_id")
+    if "bos_token" in special:
+        bos = backend.token_to_id(special["bos_token"])
+    return Tokenizer(
+        backend,
+        eos_token_ids=dict.fromkeys(eos),
+        bos_token_id=bos if type(bos) is int else None,
+        chat_template=_templates(settings.get("chat_template"), folder),
+        special_tokens=special,
+    )
+
+
+def _ids(value: Any, folder: Path) -> list[int]:
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(v) is int and v >= 0 for v in values):
+        raise CheckpointError(f"{folder}: eos_token_id is {str(value)[:60]}, expected an id or a list of ids")
+    return values
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token in tokenizer_config.json: a string, or an AddedToken as an object."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _templates(setting: Any, folder: Path) -> dict[str, str]:
+    """chat_template.jinja wins over tokenizer_config.json, which holds one or a list of named ones."""
+    templates: dict[str, str] = {}
+    if isinstance(setting, str):
+        templates["default"] = setting
+    elif isinstance(setting, list):
+        for row in setting:
+            if (
+                isinstance(row, dict)
+                and isinstance(row.get("name"), str)
+                and isinstance(row.get("template"), str)
+            ):
+                templates[row["name"]] = row["template"]
+    elif isinstance(setting, dict):
+        templates.update({k: v for k, v in setting.items() if isinstance(v, str)})
+    files = [("default", folder / "chat_template.jinja")]
+    files += [(p.stem, p) for p in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    for name, file in files:
+        if file.is_file():
+            try:
+                templates[name] = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise CheckpointError(f"{file}: cannot be read: {error}") from error
+    return templates

@@ -1,0 +1,263 @@
+"""Train a drafter on cached features: resumable to the bit, paced by steps and never by the clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .data import Batch, training_batches
+from .features import FeatureStore
+from .loss import LossConfig, acceptance, head_loss
+from .model import Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class FitConfig:
+    """One run. ``steps`` fixes the schedule; ``compute_dtype`` is bfloat16 or float32 (masters are always fp32)."""
+
+    steps: int
+    batch_size: int = 32
+    anchors: int = 24
+    lr: float = 6e-4
+    min_lr_ratio: float = 0.1
+    warmup: float = 0.04
+    decay: float = 0.3
+    schedule: str = "wsd"
+    optimizer: str = "muon"
+    muon_lr: float = 0.01
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 1.0
+    seed: int = 0
+    compute_dtype: str = "bfloat16"
+    compile: bool = False
+    checkpoint_every: int = 100
+    log_every: int = 10
+    loss: LossConfig = field(default_factory=LossConfig)
+
+
+def learning_rate(config: FitConfig, step: int) -> float:
+    """Factor on the peak rate at ``step`` (0-based): linear warm-up, then WSD with a cosine tail, or cosine."""
+    warm = max(1, round(config.warmup * config.steps))
+    if step < warm:
+        return (step + 1) / warm
+    if config.schedule == "cosine":
+        start, span = warm, config.steps - warm
+    else:
+        span = max(1, round(config.decay * config.steps))
+        start = config.steps - span
+    if step < start:
+        return 1.0
+    progress = min(1.0, (step - start) / max(1, span))
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def build_optimizers(model: Drafter, config: FitConfig) -> list[torch.optim.Optimizer]:
+    """AdamW for everything, or Muon for the matrices and AdamW for the norms."""
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    vectors = [p for p in model.parameters() if p.ndim != 2]
+    if config.optimizer == "muon":
+        muon = torch.optim.Muon(
+            matrices,
+            lr=config.muon_lr,
+            weight_decay=config.weight_decay,
+            momentum=0.95,
+            adjust_lr_fn="original",
+        )
+        out: list[torch.optim.Optimizer] = [
+            muon,
+            torch.optim.AdamW(vectors, lr=config.lr, betas=config.betas, weight_decay=0.0),
+        ]
+    elif config.optimizer == "adamw":
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        out = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)]
+    else:
+        raise ValueError(f"optimizer is {config.optimizer!r}: choose muon or adamw")
+    for optimizer in out:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return out
+
+
+class Heads:
+    """The frozen parts of the target that a drafter uses: embedding rows, and head rows with their numbering."""
+
+    def __init__(self, embed: Tensor, head: Tensor, rows: list[int], mask_token_id: int) -> None:
+        self.embed = embed
+        self.rows = torch.tensor(rows, device=head.device)
+        self.head = head[self.rows].contiguous()
+        self.row_of = torch.full((head.shape[0],), -1, dtype=torch.long, device=head.device)
+        self.row_of[self.rows] = torch.arange(len(rows), device=head.device)
+        self.mask_token_id = mask_token_id
+
+    def block_embeds(self, anchor_tokens: Tensor, block_size: int) -> Tensor:
+        """``[..., B, H]`` fp32: the anchor's embedding row, then the mask token's."""
+        ids = torch.full((*anchor_tokens.shape, block_size), self.mask_token_id, device=anchor_tokens.device)
+        ids[..., 0] = anchor_tokens
+        return F.embedding(ids, self.embed).float()
+
+
+def batch_loss(
+    forward: Callable[..., Tensor], heads: Heads, batch: Batch, loss: LossConfig, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, hits ``[N, K]`` and validity ``[N, K]`` of one batch (N blocks of K mask slots)."""
+    device = heads.embed.device
+    tokens, valid = batch.tokens.to(device), batch.valid.to(device)
+    size = tokens.shape[-1]
+    embeds = heads.block_embeds(tokens[..., 0], size)
+    hidden = forward(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)
+    labels = heads.row_of[tokens[..., 1:].clamp(min=0)]
+    labels = torch.where(valid, labels, -1)
+    teacher = batch.teacher.to(device).flatten(0, 1) if batch.teacher is not None else None
+    value, hit = head_loss(
+        hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels.flatten(0, 1), valid.flatten(0, 1), loss, teacher
+    )
+    return value, hit, valid.flatten(0, 1)
+
+
+class Trainer:
+    """Owns the model, the optimisers and the step count; ``run`` goes on from wherever they are."""
+
+    def __init__(
+        self, model: Drafter, heads: Heads, store: FeatureStore, members: list[int], config: FitConfig, out: Path
+    ) -> None:
+        self.model, self.heads, self.store, self.members = model, heads, store, members
+        self.config, self.out, self.step = config, out, 0
+        self.optimizers = build_optimizers(model, config)
+        self.dtype = getattr(torch, config.compute_dtype)
+        self.forward: Callable[..., Tensor] = torch.compile(model, dynamic=True) if config.compile else model
+        self.out.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.out / "checkpoint.pt"
+
+    def save(self) -> None:
+        """Write the checkpoint atomically: a kill at any moment leaves the old one or the new one."""
+        state = {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "optimizers": [o.state_dict() for o in self.optimizers],
+            "config": asdict(self.config),
+            "members": len(self.members),
+        }
+        temporary = self.checkpoint.with_suffix(".partial")
+        torch.save(state, temporary)
+        os.replace(temporary, self.checkpoint)
+
+    def resume(self) -> bool:
+        """Load the checkpoint if there is one. Raises ValueError where data or schedule differ from that run's."""
+        if not self.checkpoint.exists():
+            return False
+        state = torch.load(self.checkpoint, map_location=self.heads.embed.device, weights_only=True)
+        if state["members"] != len(self.members):
+            raise ValueError(
+                f"{self.checkpoint} was trained on {state['members']} sequences, this run has {len(self.members)}: "
+                "the data order would change; choose another --out or restore the features"
+            )
+        fixed = {"steps", "batch_size", "anchors", "seed", "optimizer", "schedule"}
+        for key in fixed:
+            if state["config"][key] != asdict(self.config)[key]:
+                raise ValueError(
+                    f"{key} was {state['config'][key]} when {self.checkpoint} was written and is "
+                    f"{asdict(self.config)[key]} now: resume with the same value or choose another --out"
+                )
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step = state["step"]
+        return True
+
+    def train_step(self, batch: Batch) -> tuple[float, Tensor, Tensor]:
+        """One update; returns the loss before it, and hits and validity."""
+        factor = learning_rate(self.config, self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
+            optimizer.zero_grad(set_to_none=True)
+        loss, hit, valid = batch_loss(self.forward, self.heads, batch, self.config.loss, self.dtype)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        if not torch.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm.item()} at step {self.step}: lower the learning rate")
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.step += 1
+        return loss.item(), hit, valid
+
+    def run(
+        self,
+        *,
+        until: int | None = None,
+        report: Callable[[str], None] = print,
+        on_checkpoint: Callable[[Trainer], None] | None = None,
+    ) -> list[float]:
+        """Train to step ``until`` (default: the end of the schedule). Returns the loss of every step made."""
+        c = self.config
+        stop = min(c.steps, until if until is not None else c.steps)
+        batches = training_batches(
+            self.store,
+            self.members,
+            batch_size=c.batch_size,
+            anchors=c.anchors,
+            block_size=self.model.config.block_size,
+            seed=c.seed,
+            first_step=self.step,
+            with_teacher=c.loss.distill > 0,
+        )
+        losses: list[float] = []
+        window: list[tuple[float, Tensor, Tensor]] = []
+        started = time.monotonic()
+        log = (self.out / "log.jsonl").open("a")
+        while self.step < stop:
+            window.append(self.train_step(next(batches)))
+            losses.append(window[-1][0])
+            if self.step % c.log_every == 0 or self.step == stop:
+                line = summary(window) | {"step": self.step, "seconds_per_step": _pace(started, len(window))}
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                report(progress_line(line, c.steps))
+                window, started = [], time.monotonic()
+            if self.step % c.checkpoint_every == 0 or self.step == stop:
+                self.save()
+                if on_checkpoint:
+                    on_checkpoint(self)
+        log.close()
+        return losses
+
+
+def _pace(started: float, steps: int) -> float:
+    return round((time.monotonic() - started) / steps, 3)
+
+
+def summary(window: list[tuple[float, Tensor, Tensor]]) -> dict[str, Any]:
+    """Mean loss, accuracy of each slot on its own, survival, and the acceptance length that follows (teacher forced)."""
+    hit, valid = torch.cat([w[1] for w in window]), torch.cat([w[2] for w in window])
+    accuracy = (hit & valid).sum(0) / valid.sum(0).clamp(min=1)
+    survival, length = acceptance(hit, valid)
+    return {
+        "loss": round(sum(w[0] for w in window) / len(window), 5),
+        "accuracy": [round(a, 4) for a in accuracy.tolist()],
+        "survival": [round(a, 4) for a in survival.tolist()],
+        "acceptance_length": round(float(length), 4),
+    }
+
+
+def progress_line(line: dict[str, Any], steps: int) -> str:
+    """One readable line of ``summary``."""
+    accuracy = " ".join(f"{a:.2f}".lstrip("0") for a in line["accuracy"])
+    left = (steps - line["step"]) * line["seconds_per_step"] / 60
+    return (
+        f"step {line['step']}/{steps}  loss {line['loss']:.3f}  slot accuracy {accuracy}  "
+        f"acceptance ~{line['acceptance_length']:.2f}  {line['seconds_per_step']:.2f} s/step, {left:.0f} min left"
+    )

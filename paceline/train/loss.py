@@ -1,0 +1,128 @@
+"""Losses of a block drafter over a frozen head, and what they measure.
+
+The head is frozen, so its loss and the gradient of the hidden states come from one pass over each chunk of logits:
+nothing of the size of the logits is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Weighting = Literal["dpace", "decay", "uniform"]
+CHUNK_BLOCKS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """``weighting``: D-PACE (arXiv 2605.18810) with ``alpha``, or ``exp(-(k-1)/gamma)`` (DFlash eq. 4), or none.
+
+    ``distill`` mixes the target's own distribution (over the head's rows) into the one-hot label.
+    """
+
+    weighting: Weighting = "dpace"
+    alpha: float = 0.5
+    gamma: float = 4.0
+    distill: float = 0.0
+
+
+def position_weights(config: LossConfig, label_prob: Tensor, valid: Tensor) -> Tensor:
+    """Weights ``[N, K]`` of the slots 1..K of N blocks from the probabilities of their labels; no gradient.
+
+    D-PACE: with ``q = (1 - alpha) p + alpha``, ``w_j = sum over m >= j of prod over i <= m of q_i``, which is how much
+    slot j still matters for the expected length.
+    """
+    mask = valid.to(label_prob.dtype)
+    if config.weighting == "uniform":
+        return mask
+    slots = label_prob.shape[-1]
+    if config.weighting == "decay":
+        steps = torch.arange(slots, device=mask.device, dtype=mask.dtype)
+        return torch.exp(-steps / config.gamma) * mask
+    q = ((1 - config.alpha) * label_prob + config.alpha) * mask
+    reach = torch.cumprod(q, -1)
+    return reach.flip(-1).cumsum(-1).flip(-1) * mask
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        valid: Tensor,
+        teacher: Tensor | None,
+        config: LossConfig,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        blocks, slots, width = hidden.shape
+        grad = torch.empty(blocks, slots, width, dtype=torch.float32, device=hidden.device)
+        hit = torch.empty(blocks, slots, dtype=torch.bool, device=hidden.device)
+        total = torch.zeros((), device=hidden.device)
+        weight_sum = torch.zeros((), device=hidden.device)
+        known = labels >= 0
+        for i in range(0, blocks, CHUNK_BLOCKS):
+            part = slice(i, i + CHUNK_BLOCKS)
+            rows = hidden[part].reshape(-1, width).to(head.dtype)
+            logits = F.linear(rows, head).float()
+            label = labels[part].reshape(-1)
+            index = label.clamp(min=0).unsqueeze(1)
+            log_prob = torch.log_softmax(logits, -1)
+            picked = log_prob.gather(1, index).squeeze(1)
+            seen = known[part].reshape(-1)
+            hit[part] = ((logits.argmax(-1) == label) & seen).view(-1, slots)
+            prob = (picked.exp() * seen).view(-1, slots)
+            weight = position_weights(config, prob, valid[part]).reshape(-1) * seen
+            share = 1.0 - config.distill if teacher is not None else 1.0
+            total += -(weight * picked).sum() * share
+            weight_sum += weight.sum()
+            delta = log_prob.exp()
+            delta.scatter_add_(1, index, torch.full_like(picked, -share).unsqueeze(1))
+            if teacher is not None:
+                wanted = torch.softmax(F.linear(teacher[part].reshape(-1, width).to(head.dtype), head).float(), -1)
+                total += -(weight * (wanted * log_prob).sum(-1)).sum() * config.distill
+                delta -= wanted * config.distill
+            delta *= weight.unsqueeze(1)
+            grad[part] = F.linear(delta.to(head.dtype), head.t()).view(-1, slots, width).float()
+        weight_sum = weight_sum.clamp(min=1e-6)
+        ctx.save_for_backward(grad, weight_sum)
+        ctx.hidden_dtype = hidden.dtype
+        ctx.mark_non_differentiable(hit, weight_sum)
+        return total / weight_sum, hit, weight_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad, weight_sum = ctx.saved_tensors
+        return (grad * (grads[0] / weight_sum)).to(ctx.hidden_dtype), None, None, None, None, None
+
+
+def head_loss(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    valid: Tensor,
+    config: LossConfig,
+    teacher: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Weighted cross-entropy of the mask slots.
+
+    ``hidden [N, K, H]``: drafter output of the slots 1..K; ``head [R, H]``: frozen rows, in the compute dtype;
+    ``labels [N, K]``: row numbers of the right tokens, -1 where the token has no row; ``valid [N, K]``: slots inside
+    the sequence; ``teacher [N, K, H]``: the target's final hidden state that predicts each slot's token.
+    Returns the loss and ``hit [N, K]``, where the arg max is right.
+    """
+    loss, hit, _ = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.distill else None, config)
+    return loss, hit
+
+
+def acceptance(hit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Survival per slot ``[K]`` (all drafts up to it right) over blocks that are wholly inside their sequence, and the
+    expected tokens per round, bonus included: ``1 + sum(survival)``."""
+    whole = valid.all(-1)
+    alive = torch.cumprod(hit[whole].float(), -1)
+    survival = alive.mean(0) if len(alive) else torch.zeros(hit.shape[-1])
+    return survival, 1.0 + survival.sum()

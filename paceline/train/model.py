@@ -1,0 +1,283 @@
+"""The DFlash drafter in PyTorch, in z-lab's checkpoint layout.
+
+One forward serves training and inference: many blocks per sequence, each seeing the context strictly before its anchor
+and itself, never another block. At inference there is one block, and every context row is before its anchor.
+Residual stream, norms and softmax are fp32; rows are rounded to ``compute_dtype`` as inputs of matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .target import apply_rope, rope_tables
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """Shape and pairing of a DFlash drafter; ``to_hf`` gives z-lab's ``config.json``."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    num_target_layers: int
+    target_layer_ids: tuple[int, ...]
+    mask_token_id: int
+    block_size: int = 8
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e6
+    max_position_embeddings: int = 8192
+    layer_types: tuple[str, ...] = field(default=())
+    sliding_window: int | None = None
+    is_causal: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layer_types:
+            object.__setattr__(self, "layer_types", (FULL,) * self.num_hidden_layers)
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
+        if not 0 <= self.mask_token_id < self.vocab_size:
+            raise ValueError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+        if self.block_size < 2:
+            raise ValueError(f"block_size is {self.block_size}: it must be at least 2 (the anchor and one draft)")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        if SLIDING in self.layer_types and not self.sliding_window:
+            raise ValueError("sliding_window is missing: layer_types has sliding_attention layers")
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+
+    def causal(self, layer: int) -> bool:
+        return self.layer_types[layer] == SLIDING if self.is_causal is None else self.is_causal
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any]) -> DrafterConfig:
+        nested = config.get("dflash_config") or {}
+
+        def value(key: str) -> Any:
+            found = nested.get(key, config.get(key))
+            if found is None:
+                raise ValueError(f"config.json of the drafter lacks {key}")
+            return found
+
+        causal = config.get("is_causal", nested.get("causal"))
+        rope = config.get("rope_parameters") or {}
+        layers = config["num_hidden_layers"]
+        return cls(
+            hidden_size=config["hidden_size"],
+            num_hidden_layers=layers,
+            num_attention_heads=config["num_attention_heads"],
+            num_key_value_heads=config["num_key_value_heads"],
+            head_dim=config["head_dim"],
+            intermediate_size=config["intermediate_size"],
+            vocab_size=config["vocab_size"],
+            num_target_layers=config["num_target_layers"],
+            target_layer_ids=tuple(value("target_layer_ids")),
+            mask_token_id=value("mask_token_id"),
+            block_size=value("block_size"),
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_theta=float(config.get("rope_theta") or rope["rope_theta"]),
+            max_position_embeddings=config.get("max_position_embeddings", 8192),
+            layer_types=tuple(config.get("layer_types") or (FULL,) * layers),
+            sliding_window=config.get("sliding_window"),
+            is_causal=None if causal is None else bool(causal),
+        )
+
+    def to_hf(self, dtype: str = "bfloat16") -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "architectures": ["DFlashDraftModel"],
+            "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+            "model_type": "qwen3",
+            "block_size": self.block_size,
+            "dflash_config": {
+                "mask_token_id": self.mask_token_id,
+                "target_layer_ids": list(self.target_layer_ids),
+            },
+            "num_target_layers": self.num_target_layers,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate_size,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None,
+            "max_position_embeddings": self.max_position_embeddings,
+            "vocab_size": self.vocab_size,
+            "layer_types": list(self.layer_types),
+            "use_sliding_window": SLIDING in self.layer_types,
+            "sliding_window": self.sliding_window,
+            "max_window_layers": self.num_hidden_layers,
+            "tie_word_embeddings": False,
+            "torch_dtype": dtype,
+        }
+        if self.is_causal is not None:
+            out["is_causal"] = self.is_causal
+        return out
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
+
+
+class Linear(nn.Module):
+    """A bias-free linear layer; the fp32 master weight is rounded to the compute dtype at each use."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs).normal_(0.0, 0.02))
+
+    def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        return F.linear(x.to(dtype), self.weight.to(dtype))
+
+
+class Attention(nn.Module):
+    def __init__(self, c: DrafterConfig, layer: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
+        self.window, self.causal = c.window(layer), c.causal(layer)
+        self.q_proj = Linear(c.hidden_size, self.heads * c.head_dim)
+        self.k_proj = Linear(c.hidden_size, self.kv_heads * c.head_dim)
+        self.v_proj = Linear(c.hidden_size, self.kv_heads * c.head_dim)
+        self.o_proj = Linear(self.heads * c.head_dim, c.hidden_size)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+
+    def keys_values(self, h: Tensor, rope: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """K and V ``[..., kv_heads, head_dim]`` of rows ``h [..., H]``; the rope tables are ``[..., head_dim]``."""
+        shape = (*h.shape[:-1], self.kv_heads, self.head_dim)
+        k = self.k_norm(self.k_proj(h, dtype).view(shape))
+        k = apply_rope(k, rope[0].unsqueeze(-2), rope[1].unsqueeze(-2))
+        return k.to(dtype), self.v_proj(h, dtype).view(shape)
+
+    def forward(
+        self, h: Tensor, ctx: Tensor, ctx_rope: tuple[Tensor, Tensor], rope: tuple[Tensor, Tensor], distance: Tensor
+    ) -> Tensor:
+        """``h [S, A, B, H]`` normed block rows, ``ctx [S, L, H]``.
+
+        ``distance [S, A, L]`` is anchor position minus context position; visible context has a positive one.
+        """
+        dtype = ctx.dtype
+        seqs, blocks, size, _ = h.shape
+        group, hd, kv = self.heads // self.kv_heads, self.head_dim, self.kv_heads
+        q = self.q_norm(self.q_proj(h, dtype).view(seqs, blocks, size, self.heads, hd))
+        q = apply_rope(q, rope[0].unsqueeze(-2), rope[1].unsqueeze(-2)) * (1.0 / math.sqrt(hd))
+        k_ctx, v_ctx = self.keys_values(ctx, ctx_rope, dtype)
+        k_blk, v_blk = self.keys_values(h, rope, dtype)
+        # [S, kv, A, B, G, hd]: one batch of matrices per sequence and KV head, rows = every query that shares it
+        q = q.to(dtype).view(seqs, blocks, size, kv, group, hd).permute(0, 3, 1, 2, 4, 5)
+        k_ctx, v_ctx = k_ctx.transpose(1, 2), v_ctx.transpose(1, 2)
+        k_blk, v_blk = k_blk.permute(0, 3, 1, 2, 4), v_blk.permute(0, 3, 1, 2, 4)
+        ctx_scores = q.reshape(seqs, kv, blocks * size * group, hd) @ k_ctx.transpose(-1, -2)
+        ctx_scores = ctx_scores.view(seqs, kv, blocks, size, group, -1).float()
+        blk_scores = q.reshape(seqs, kv, blocks, size * group, hd) @ k_blk.transpose(-1, -2)
+        blk_scores = blk_scores.view(seqs, kv, blocks, size, group, size).float()
+        ctx_seen, blk_seen = self._visible(distance, size)
+        ctx_scores = ctx_scores.masked_fill(~ctx_seen[:, None, :, :, None], float("-inf"))
+        if blk_seen is not None:
+            blk_scores = blk_scores.masked_fill(~blk_seen[:, None], float("-inf"))
+        weights = torch.softmax(torch.cat((ctx_scores, blk_scores), -1), -1).to(dtype)
+        length = ctx_scores.shape[-1]
+        from_ctx = weights[..., :length].reshape(seqs, kv, blocks * size * group, length) @ v_ctx
+        from_blk = weights[..., length:].reshape(seqs, kv, blocks, size * group, size) @ v_blk
+        out = from_ctx.view(seqs, kv, blocks, size, group, hd) + from_blk.view(seqs, kv, blocks, size, group, hd)
+        return self.o_proj(out.permute(0, 2, 3, 1, 4, 5).reshape(seqs, blocks, size, -1), dtype)
+
+    def _visible(self, distance: Tensor, size: int) -> tuple[Tensor, Tensor | None]:
+        """Masks ``[S, A, B or 1, L]`` over the context and ``[B, B]`` inside the block (None: all visible)."""
+        seen = (distance > 0).unsqueeze(2)
+        slot = torch.arange(size, device=distance.device)
+        between = slot[:, None] - slot[None, :]
+        block: Tensor | None = None
+        if self.causal:
+            block = between >= 0
+        if self.window is not None:
+            seen = seen & (distance.unsqueeze(2) + slot[None, None, :, None] < self.window)
+            near = between.abs() < self.window
+            block = near if block is None else block & near
+        return seen, block
+
+
+class MLP(nn.Module):
+    def __init__(self, c: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(c.hidden_size, c.intermediate_size)
+        self.up_proj = Linear(c.hidden_size, c.intermediate_size)
+        self.down_proj = Linear(c.intermediate_size, c.hidden_size)
+
+    def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        x = x.to(dtype)
+        return self.down_proj(F.silu(self.gate_proj(x, dtype)) * self.up_proj(x, dtype), dtype)
+
+
+class Layer(nn.Module):
+    def __init__(self, c: DrafterConfig, index: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.self_attn = Attention(c, index)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = MLP(c)
+
+    def forward(
+        self, x: Tensor, ctx: Tensor, ctx_rope: tuple[Tensor, Tensor], rope: tuple[Tensor, Tensor], distance: Tensor
+    ) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), ctx, ctx_rope, rope, distance)
+        return x + self.mlp(self.post_attention_layernorm(x), ctx.dtype)
+
+
+class Drafter(nn.Module):
+    """Module names are the tensor names of a z-lab checkpoint."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        taps = len(config.target_layer_ids)
+        self.fc = Linear(taps * config.hidden_size, config.hidden_size)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def context(self, taps: Tensor, dtype: torch.dtype) -> Tensor:
+        """``hidden_norm(fc(taps))``: ``[..., T*H]`` to ``[..., H]`` in ``dtype``; every layer reads the same."""
+        return self.hidden_norm(self.fc(taps, dtype)).to(dtype)
+
+    def forward(self, embeds: Tensor, anchors: Tensor, taps: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Hidden states ``[S, A, B, H]`` (fp32, after the final norm) of ``A`` blocks per sequence.
+
+        ``embeds [S, A, B, H]``: target embedding rows of ``[anchor, mask, ...]``; ``anchors [S, A]``: absolute anchor
+        positions; ``taps [S, L, T*H]``: target taps of positions ``0..L-1``. Rows at or after a block's anchor are not
+        seen by it, so padding behind the sequence is harmless.
+        """
+        c = self.config
+        slots = torch.arange(embeds.shape[2], device=embeds.device)
+        positions = torch.arange(taps.shape[1], device=embeds.device)
+        ctx_rope = rope_tables(positions, c.head_dim, c.rope_theta)
+        rope = rope_tables(anchors.unsqueeze(-1) + slots, c.head_dim, c.rope_theta)
+        distance = anchors.unsqueeze(-1) - positions
+        ctx = self.context(taps, dtype)
+        x = embeds.float()
+        for layer in self.layers:
+            x = layer(x, ctx, ctx_rope, rope, distance)
+        return self.norm(x)

@@ -1,0 +1,114 @@
+"""What every model file looks like to the engine: a configuration and named tensors, loaded one at a time.
+
+Two implementations: `hf_folder.HFFolder` (config.json + safetensors) and `gguf_model.GGUFCheckpoint` (one
+GGUF file). Both speak Hugging Face: its tensor names, its [out, in] orientation, its config.json keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.errors import CheckpointError
+
+LoadDtype = Literal["float32", "bfloat16"]
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+
+
+class Checkpoint(ABC):
+    """A model on disk, memory-mapped: opening reads headers only, `load` touches one tensor."""
+
+    path: Path
+    config: dict[str, Any]
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Hugging Face tensor names in file order; a tied output head is absent."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape in Hugging Face orientation, [out, in] for a linear layer."""
+
+    @abstractmethod
+    def stored_dtype(self, name: str) -> str:
+        """How the file stores it: "F32", "F16", "BF16", "Q4_1", ..."""
+
+    @abstractmethod
+    def load(self, name: str, dtype: LoadDtype | None = None) -> np.ndarray:
+        """Read one tensor, C-contiguous.
+
+        With `dtype` None a BF16 tensor comes as `ml_dtypes.bfloat16`, integers and booleans as stored,
+        everything else as float32. "float32" and "bfloat16" convert on the way (rounding to nearest even),
+        without a float32 detour for quantised types. The array may be a read-only view of the file. Raises
+        `CheckpointError` for an unknown name or a type that cannot be converted.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget the file. Arrays that `load` returned stay valid: the mapping lives as long as they do."""
+
+    def __contains__(self, name: object) -> bool:
+        return name in set(self.names())
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Open a Hugging Face folder, a *.gguf file, or a folder that holds exactly one *.gguf file.
+
+    Raises `CheckpointError` when there is nothing usable, naming what was found.
+    """
+    from paceline.weights.gguf_model import GGUFCheckpoint
+    from paceline.weights.hf_folder import HFFolder
+
+    path = Path(path)
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return HFFolder(path)
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return GGUFCheckpoint(ggufs[0])
+        if ggufs:
+            names = ", ".join(p.name for p in ggufs)
+            raise CheckpointError(f"{path}: several GGUF files ({names}); give the path of one of them")
+        raise CheckpointError(f"{path}: neither config.json nor a *.gguf file in this folder")
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or folder")
+    refuse_pickle(path)
+    if path.suffix == ".safetensors":
+        raise CheckpointError(
+            f"{path}: give the folder that holds this file and its config.json, not the file"
+        )
+    return GGUFCheckpoint(path)
+
+
+def refuse_pickle(path: Path) -> None:
+    """Raise `CheckpointError` if the file looks like a PyTorch pickle, whatever its name.
+
+    Loading a pickle runs code that its author chose, so it is never opened.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if head == b"GGUF":
+        return
+    is_pickle = head == b"PK\x03\x04" or (
+        head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
+    )
+    if (is_pickle and path.suffix != ".safetensors") or path.suffix in PICKLE_SUFFIXES:
+        raise CheckpointError(
+            f"{path}: PyTorch pickle files are refused because loading one runs the code inside it; "
+            "use the model's safetensors or GGUF files"
+        )

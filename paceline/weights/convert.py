@@ -1,0 +1,119 @@
+"""GGUF file -> Hugging Face folder: the same weights, dequantised, with a tokenizer that gives the same ids.
+
+So other tools (transformers, a trainer) can use the model that the engine runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline.errors import CheckpointError, ConfigError
+from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+from paceline.weights.dequant import BFLOAT16
+from paceline.weights.gguf_model import GGUFCheckpoint
+from paceline.weights.safetensors_file import write_safetensors
+
+# (what is being done, bytes done, bytes in all or None)
+Progress = Callable[[str, int, int | None], None]
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    progress: Progress | None = None,
+) -> Path:
+    """Write `destination` (a folder that does not exist yet, or is empty) from the GGUF file `source`; return
+    it.
+
+    config.json, model.safetensors, tokenizer.json, tokenizer_config.json with the chat template,
+    generation_config.json. The folder appears complete or not at all. Raises `CheckpointError` for the source
+    and `ConfigError` for the rest.
+    """
+    if dtype not in ("bfloat16", "float32"):
+        raise ConfigError(f"dtype {dtype!r}: convert writes 'bfloat16' or 'float32'")
+    destination = Path(destination)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(f"{destination}: exists already; give a new folder or an empty one")
+    with open_checkpoint(source) as checkpoint:
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise CheckpointError(
+                f"{source}: convert reads GGUF files; this is a Hugging Face folder already"
+            )
+        tokenizer = load_tokenizer(checkpoint)
+        try:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+        except OSError as error:
+            raise ConfigError(f"{destination}: cannot be created: {error.strerror}") from error
+        try:
+            _write(checkpoint, tokenizer, staging, dtype, progress)
+            staging.chmod(0o755)
+            os.replace(staging, destination)
+        except OSError as error:
+            raise ConfigError(f"{destination}: cannot be written: {error.strerror}") from error
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return destination
+
+
+def _write(
+    checkpoint: GGUFCheckpoint,
+    tokenizer: Tokenizer,
+    folder: Path,
+    dtype: Literal["bfloat16", "float32"],
+    progress: Progress | None,
+) -> None:
+    kind = BFLOAT16 if dtype == "bfloat16" else np.dtype(np.float32)
+    rows = [(name, kind, checkpoint.shape(name)) for name in checkpoint.names()]
+    with (folder / "model.safetensors").open("wb") as file:
+        write_safetensors(file, rows, _tensors(checkpoint, dtype, progress))
+    config = {**checkpoint.config, "torch_dtype": dtype}
+    _write_json(folder / "config.json", config)
+    ids = {
+        key: config[key]
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
+        if config[key] is not None
+    }
+    _write_json(folder / "generation_config.json", ids)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    settings: dict[str, Any] = {
+        # Takes tokenizer.json as it is; the model's own class would rebuild the pre-tokenizer.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config["max_position_embeddings"],
+        **tokenizer.special_tokens,
+    }
+    templates = tokenizer.templates
+    if list(templates) == ["default"]:
+        settings["chat_template"] = templates["default"]
+    elif templates:
+        settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+def _tensors(
+    checkpoint: Checkpoint, dtype: Literal["bfloat16", "float32"], progress: Progress | None
+) -> Iterator[np.ndarray]:
+    names = checkpoint.names()
+    sizes = [int(np.prod(checkpoint.shape(name))) * (2 if dtype == "bfloat16" else 4) for name in names]
+    done, total = 0, sum(sizes)
+    for name, size in zip(names, sizes, strict=True):
+        yield checkpoint.load(name, dtype)
+        done += size
+        if progress is not None:
+            progress("writing model.safetensors", done, total)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.bench import kernels as bench_kernels
+from paceline.bench.report import RESULT_KEYS
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(
+        '{"prompt": "one", "id": "a"}\n{"prompt": "two", "id": "b"}\n{"prompt": "three", "id": "c"}\n'
+    )
+    return path
+
+
+def test_result_and_outputs_are_written_and_a_table_shown(paceline, llm, rows, tmp_path):
+    result, ids = tmp_path / "result.json", tmp_path / "ids.jsonl"
+    ran = paceline(
+        *("bench", "--dataset", str(rows), "--num-prompts", "2", "--output-len", "8"),
+        *("--num-speculative-tokens", "0,4", "--output", str(result), "--save-outputs", str(ids)),
+    )
+    assert ran.code == 0, ran.err
+    assert "speed-up" in ran.out
+    arms = json.loads(result.read_text())
+    assert [tuple(arm) for arm in arms] == [RESULT_KEYS] * 2
+    assert [(arm["num_speculative_tokens"], arm["completed"], arm["output_tokens"]) for arm in arms] == [
+        (0, 2, 16),
+        (4, 2, 16),
+    ]
+    assert {arm["dataset"] for arm in arms} == {str(rows)}
+    outputs = [json.loads(line) for line in ids.read_text().splitlines()]
+    assert [(o["index"], o["num_speculative_tokens"], o["id"]) for o in outputs] == [
+        (0, 0, "a"),
+        (0, 4, "a"),
+        (1, 0, "b"),
+        (1, 4, "b"),
+    ]
+    assert all(len(o["logprobs"]) == len(o["token_ids"]) == 8 for o in outputs)
+    assert outputs[0]["logprobs"] == outputs[1]["logprobs"]
+
+
+def test_logprobs_are_only_computed_when_they_are_kept(paceline, llm, rows):
+    paceline("bench", "--dataset", str(rows))
+    assert {params.logprobs for _, params, _ in llm.log} == {None}
+
+
+def test_several_sets_share_a_run_and_their_outputs_say_which(paceline, llm, rows, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "four"}\n')
+    ids = tmp_path / "ids.jsonl"
+    ran = paceline("bench", "-d", f"{rows},{other}", "-k", "0", "--save-outputs", str(ids), "--json")
+    assert [(row["dataset"], row["completed"]) for row in json.loads(ran.out)] == [
+        (str(rows), 3),
+        (str(other), 1),
+    ]
+    outputs = [json.loads(line) for line in ids.read_text().splitlines()]
+    assert [(o["dataset"], o["index"]) for o in outputs] == [(str(rows), i) for i in range(3)] + [
+        (str(other), 0)
+    ]
+
+
+def test_options_reach_the_engine(paceline, llm, rows):
+    paceline(
+        *("bench", "-d", str(rows), "--temperature", "0.8", "--seed", "5", "--ignore-eos", "--threads", "1"),
+        *("--dtype", "float32", "--speculative-config", '{"method": "ngram"}', "-k", "0,2"),
+    )
+    params, options = llm.log[-1][1], llm.opened[0]
+    assert (params.temperature, params.seed, params.ignore_eos, params.max_tokens) == (0.8, 5, True, 128)
+    assert (options.threads, options.dtype, options.speculative_config) == (1, "float32", {"method": "ngram"})
+    assert options.speculation
+
+
+def test_plain_arms_alone_load_no_drafter(paceline, llm, rows):
+    paceline("bench", "-d", str(rows), "-k", "0")
+    assert llm.opened[0].speculation is False
+
+
+def test_a_difference_is_code_1_after_everything_is_written(paceline, llm, rows, tmp_path):
+    llm.corrupt_speculation = True
+    ran = paceline("bench", "-d", str(rows), "-k", "0,4", "-o", str(tmp_path / "r.json"))
+    assert ran.code == 1
+    assert "outputs differ between arms" in ran.err
+    assert json.loads((tmp_path / "r.json").read_text())[1]["identical"] is False
+
+
+def test_failed_requests_are_code_1_and_quoted(paceline, llm, rows):
+    llm.context = 20
+    ran = paceline("bench", "-d", str(rows), "-k", "0")
+    assert ran.code == 1
+    assert "requests failed; the first: the prompt has" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["-k", "0,x"], 2, "'x' in '0,x' is not a whole number"),
+        (["-k", "0,-1"], 2, "-1 in '0,-1' is below 0"),
+        (["-k", "0,7,7"], 2, "7 appears twice"),
+        (["-k", ""], 2, "is not a whole number"),
+        (["--num-prompts", "0"], 2, "--num-prompts"),
+        (["--output-len", "-5"], 2, "--output-len"),
+        (["--concurrency", "4"], 2, "one request at a time"),
+        (["--temperature", "0.8"], 2, "needs a seed"),
+        (["--speculative-config", "{"], 2, "not JSON"),
+        (["-d", "mmlu"], 1, "dataset 'mmlu' is unknown"),
+        (["-d", "missing.jsonl"], 1, "missing.jsonl"),
+        (["--output", "/nowhere/at/all.json"], 1, "there is no folder /nowhere/at"),
+        (["--model", "x", "kernels"], 2, "write it after `kernels`"),
+    ],
+)
+def test_errors_come_before_a_model_is_loaded(paceline, llm, argv, code, told):
+    ran = paceline("bench", *argv)
+    assert ran.code == code
+    assert told in ran.err
+    assert not llm.opened
+
+
+def test_a_bad_row_is_named_by_its_line(paceline, llm, rows):
+    rows.write_text('{"prompt": "one"}\n{"prompt": \n')
+    ran = paceline("bench", "-d", str(rows))
+    assert (ran.code, llm.opened) == (1, [])
+    assert "prompts.jsonl:2: not JSON" in ran.err
+
+
+def test_an_empty_file_is_refused(paceline, llm, rows):
+    rows.write_text("")
+    ran = paceline("bench", "-d", str(rows))
+    assert ran.code == 1
+    assert "holds no rows" in ran.err
+
+
+def test_kernels_prints_a_table_or_json_and_writes(paceline, llm, monkeypatch, tmp_path):
+    asked = []
+
+    def measure(fake, rows, repeats, *, on_step):
+        asked.append((rows, repeats))
+        samples = bench_kernels.KernelSamples([50.0], [300.0], {count: [0.001 * count] for count in rows})
+        return bench_kernels.summarise(samples, dict.fromkeys(rows, (1e7, 1e7)), isa="avx2", threads=2)
+
+    monkeypatch.setattr(bench_kernels, "measure", measure)
+    ran = paceline("bench", "kernels", "--rows", "1,8", "--repeats", "2", "-o", str(tmp_path / "k.json"))
+    assert (ran.code, asked) == (0, [([1, 8], 2)])
+    assert "50.0 GB/s" in ran.out
+    assert llm.opened[0].speculation is False
+    written = json.loads((tmp_path / "k.json").read_text())
+    assert json.loads(paceline("bench", "kernels", "--rows", "1,8", "--json").out) == written
+    assert list(written) == ["read_bandwidth_gbs", "peak_gflops", "isa", "threads", "rows"]
+    assert paceline("bench", "kernels", "--rows", "0").code == 2

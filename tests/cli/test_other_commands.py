@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import PacelineError
+
+COMMANDS = ("generate", "chat", "demo", "pull", "convert", "info", "drafters", "train", "bench")
+
+
+def test_help_lists_every_command(paceline):
+    ran = paceline("--help")
+    assert ran.code == 0
+    assert all(command in ran.out for command in COMMANDS)
+
+
+def test_no_arguments_show_the_help(paceline):
+    ran = paceline()
+    assert "Usage: paceline" in ran.out + ran.err
+
+
+def test_version(paceline, monkeypatch):
+    assert paceline("--version").out == f"paceline {version('paceline')}\n"
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"paceline {version('paceline')}\n")
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys; from paceline.cli import run\n"
+        "for command in '', 'generate', 'bench', 'bench kernels', 'info':\n"
+        "    assert run([*command.split(), '--help']) == 0, command\n"
+        "heavy = {'numpy', 'torch', 'tokenizers', 'jinja2', 'huggingface_hub', 'httpx', 'paceline._native'}\n"
+        "print('loaded:', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_pull_prints_where_the_model_lies(paceline, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "paceline.weights.store.resolve_model", lambda name, **_: asked.append(name) or Path("/models/x.gguf")
+    )
+    ran = paceline("pull", "org/name")
+    assert (ran.code, ran.out, asked) == (0, "/models/x.gguf\n", ["org/name"])
+
+
+def test_an_unknown_model_is_an_error_with_a_remedy(paceline, monkeypatch):
+    def unknown(name: str, **_: object) -> Path:
+        raise PacelineError(f"model {name!r} is neither a path nor a known name; use smollm2-135m or a path")
+
+    monkeypatch.setattr("paceline.weights.store.resolve_model", unknown)
+    for argv in (
+        ["pull", "nope"],
+        ["generate", "hi", "--model", "nope"],
+        ["info", "nope"],
+        ["convert", "nope", "d"],
+    ):
+        ran = paceline(*argv)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err.startswith("paceline: model 'nope' is neither")
+
+
+def test_convert_passes_source_and_destination(paceline, monkeypatch, tmp_path):
+    calls = []
+    module = types.ModuleType("paceline.weights.convert")
+    module.convert = lambda source, destination, dtype, **_: calls.append((source, destination, dtype))
+    monkeypatch.setitem(sys.modules, "paceline.weights.convert", module)
+    monkeypatch.setattr("paceline.weights.store.resolve_model", lambda _name, **_: tmp_path / "m.gguf")
+    ran = paceline("convert", "m.gguf", str(tmp_path / "out"), "--dtype", "float32")
+    assert (ran.code, ran.out) == (0, f"{tmp_path / 'out'}\n")
+    assert calls == [(tmp_path / "m.gguf", tmp_path / "out", "float32")]
+    assert paceline("convert", "m.gguf", "out", "--dtype", "int8").code == 2
+
+
+def test_drafters_lists_pairs_and_filters(paceline):
+    rows = json.loads(paceline("drafters", "--json").out)
+    assert len(rows) > 30
+    assert all(
+        set(row) == {"target", "drafter", "method", "family", "draft_tokens", "note", "runs_here"}
+        for row in rows
+    )
+    assert len({(row["target"], row["drafter"], row["method"]) for row in rows}) == len(rows)
+    only = json.loads(paceline("drafters", "llama-3.1", "--json").out)
+    assert [row["drafter"] for row in only] == ["z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"]
+    assert "Qwen3-8B-DFlash-b16" in paceline("drafters", "qwen3-8b").out
+
+
+def test_train_hands_everything_over(paceline, monkeypatch):
+    calls = []
+    module = types.ModuleType("paceline.train.cli")
+    module.app = lambda args, prog_name: calls.append((args, prog_name))
+    monkeypatch.setitem(sys.modules, "paceline.train.cli", module)
+    assert paceline("train", "fit", "--data", "x", "--help").code == 0
+    assert calls == [(["fit", "--data", "x", "--help"], "paceline train")]
+
+
+def test_train_without_torch_says_what_to_install(paceline, monkeypatch):
+    class NoTorch:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "paceline.train.cli":
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.delitem(sys.modules, "paceline.train.cli", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [NoTorch(), *sys.meta_path])
+    ran = paceline("train", "fit")
+    assert ran.code == 1
+    assert "pip install 'paceline[train]'" in ran.err
+
+
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS if c != "train"] + [["bench", "kernels"]])
+def test_docs_mention_every_command_and_option(command):
+    """docs/cli.md is written by hand; what it must not do is fall behind."""
+    import typer
+
+    from paceline.cli.app import app
+
+    node = typer.main.get_command(app)
+    for name in command:
+        node = node.commands[name]
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert f"`paceline {' '.join(command)}" in text
+    for parameter in node.params:
+        for option in parameter.opts:
+            if option.startswith("--") and option != "--help":
+                assert f"`{option}`" in text, option
