@@ -11,9 +11,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
-NATIVE := CMakeLists.txt pyproject.toml $(wildcard paceline/native/*)
+# The folder itself stands for files that were added or removed.
+NATIVE := CMakeLists.txt pyproject.toml paceline/native $(wildcard paceline/native/*)
 TYPED := paceline benchmarks tests/golden
 
 define fail
@@ -23,6 +24,7 @@ endef
 ##@ Using it
 .PHONY: setup demo model
 setup: $(STAMPS)/native ## create .venv, install pinned dependencies, build the native extension
+	@:
 
 demo: setup model ## answer a real prompt plain and speculatively, and compare
 	@$(BIN)/paceline demo
@@ -73,6 +75,11 @@ $(STAMPS)/venv:
 	  $$($(PYTHON) -V). Paceline needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11)
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call fail,$(PYTHON) cannot create virtual \
 	  environments. Install its venv module (Debian: apt-get install python3-venv))
+	@for tool in $${CXX:-c++ g++ clang++}; do command -v $$tool >/dev/null && exit 0; done; \
+	  $(call fail,no C++ compiler was found. Install one (Debian: apt-get install g++) or name one: make CXX=/path/to/c++)
+	@header=$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h; \
+	  test -e "$$header" || $(call fail,$$header was not found. Install the headers of Python (Debian: apt-get install \
+	  python3-dev))
 	@echo "Creating $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
@@ -88,11 +95,6 @@ $(STAMPS)/runtime: requirements/runtime.txt $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/native: $(NATIVE) $(STAMPS)/build $(STAMPS)/runtime
-	@for tool in $${CXX:-c++ g++ clang++}; do command -v $$tool >/dev/null && exit 0; done; \
-	  $(call fail,no C++ compiler was found. Install one (Debian: apt-get install g++) or name one: make CXX=/path/to/c++)
-	@header=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h; \
-	  test -e "$$header" || $(call fail,$$header was not found. Install the headers of Python (Debian: apt-get install \
-	  python3-dev))
 	@echo "Building the native extension"
 	@$(PIP) install --editable . --no-build-isolation --no-deps
 	@touch $@

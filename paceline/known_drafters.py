@@ -27,9 +27,7 @@ class KnownDrafter:
     note: str = ""
 
 
-def _zlab(
-    name: str, drafter: str, family: str, draft_tokens: int | None = None, note: str = ""
-) -> KnownDrafter:
+def _zlab(name: str, drafter: str, family: str, draft_tokens: int | None = None, note: str = "") -> KnownDrafter:
     return KnownDrafter(name, f"z-lab/{drafter}", "dflash", family, draft_tokens, note)
 
 
@@ -60,9 +58,7 @@ KNOWN_DRAFTERS: tuple[KnownDrafter, ...] = (
     KnownDrafter("zai-org/GLM-5.1", None, "dflash", "glm", note=f"see {DFLASH_COLLECTION}"),
     _zlab("z-lab/Alpamayo-1.5-10B", "Alpamayo-1.5-10B-DFlash", "alpamayo", note="vision"),
     _zlab("z-lab/Alpamayo-R1-10B", "Alpamayo-R1-10B-DFlash", "alpamayo", note="vision"),
-    KnownDrafter(
-        "Qwen/Qwen3.5-0.8B", "Moonlight556/Qwen3.5-0.8B-DFlash", "dflash", "qwen3_5", 15, "community, maths"
-    ),
+    KnownDrafter("Qwen/Qwen3.5-0.8B", "Moonlight556/Qwen3.5-0.8B-DFlash", "dflash", "qwen3_5", 15, "community, maths"),
     KnownDrafter("Qwen/Qwen3-4B", "deepseek-ai/dflash_qwen3_4b_block7", "dflash", "qwen3", 7),
     KnownDrafter("Qwen/Qwen3-8B", "deepseek-ai/dflash_qwen3_8b_block7", "dflash", "qwen3", 7),
     KnownDrafter("Qwen/Qwen3-14B", "deepseek-ai/dflash_qwen3_14b_block7", "dflash", "qwen3", 7),
@@ -74,9 +70,7 @@ KNOWN_DRAFTERS: tuple[KnownDrafter, ...] = (
     KnownDrafter("Qwen/Qwen3-14B", "deepseek-ai/dspark_qwen3_14b_block7", "dspark", "qwen3", 7),
     KnownDrafter("google/gemma-4-12B-it", "deepseek-ai/dspark_gemma4_12b_block7", "dspark", "gemma4", 7),
     KnownDrafter("openbmb/MiniCPM5-2B", "openbmb/MiniCPM5-2B-DSpark", "dspark", "minicpm", 7),
-    KnownDrafter(
-        "LiquidAI/LFM2.5-1.2B-Instruct", "LiquidAI/LFM2.5-1.2B-Instruct-DSpark", "dspark", "lfm2", 9
-    ),
+    KnownDrafter("LiquidAI/LFM2.5-1.2B-Instruct", "LiquidAI/LFM2.5-1.2B-Instruct-DSpark", "dspark", "lfm2", 9),
     KnownDrafter("LiquidAI/LFM2.5-2.6B", "LiquidAI/LFM2.5-2.6B-DSpark", "dspark", "lfm2", 9),
     KnownDrafter("LiquidAI/LFM2.5-8B-A1B", "LiquidAI/LFM2.5-8B-A1B-DSpark", "dspark", "lfm2_moe", 9),
     KnownDrafter("LiquidAI/LFM2.5-24B-A2B", "LiquidAI/LFM2.5-24B-A2B-DSpark", "dspark", "lfm2_moe", 9),

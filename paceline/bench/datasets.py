@@ -105,9 +105,7 @@ def load_dataset(name: str, num_prompts: int | None = None) -> list[BenchPrompt]
     elif name.endswith((".jsonl", ".json")) or Path(name).is_file():
         return load_jsonl(Path(name), num_prompts)
     else:
-        raise DatasetError(
-            f"dataset {name!r} is unknown; use {', '.join(PACKAGED)} or the path of a .jsonl file"
-        )
+        raise DatasetError(f"dataset {name!r} is unknown; use {', '.join(PACKAGED)} or the path of a .jsonl file")
     return prompts if num_prompts is None else prompts[:num_prompts]
 
 
@@ -118,8 +116,7 @@ def _load_packaged(name: str) -> list[BenchPrompt]:
         data = gzip.decompress(data)
     rows = [json.loads(line) for line in data.decode().splitlines() if line.strip()]
     return [
-        BenchPrompt(index, [{"role": "user", "content": PACKAGED[name].prompt(row)}])
-        for index, row in enumerate(rows)
+        BenchPrompt(index, [{"role": "user", "content": PACKAGED[name].prompt(row)}]) for index, row in enumerate(rows)
     ]
 
 

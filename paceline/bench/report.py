@@ -63,10 +63,7 @@ def _arm_row(dataset: str, arm: int, concurrency: int, column: list[Completion])
     good = [completion for completion in column if completion.error is None]
     several = [completion for completion in good if len(completion.token_ids) > 1 and completion.decode_s > 0]
     tokens = sum(len(completion.token_ids) for completion in good)
-    stats = SpecDecodeStats()
-    for completion in good:
-        if completion.stats is not None:
-            stats.merge(completion.stats)
+    stats = SpecDecodeStats.total(c.stats for c in good if c.stats is not None)
     values = (
         dataset,
         arm,
@@ -83,14 +80,12 @@ def _arm_row(dataset: str, arm: int, concurrency: int, column: list[Completion])
         _mean(1e3 * completion.ttft_s for completion in good),
         None,
         None,
-        stats.to_dict(),
+        stats.as_dict(),
     )
     return dict(zip(RESULT_KEYS, values, strict=True))
 
 
-def output_rows(
-    completions: Sequence[Sequence[Completion]], dataset: str | None = None
-) -> Iterable[dict[str, Any]]:
+def output_rows(completions: Sequence[Sequence[Completion]], dataset: str | None = None) -> Iterable[dict[str, Any]]:
     """IDS rows, prompt by prompt; logprobs as hex floats so that equality means equality of bits.
 
     A row carries the prompt's other keys; where one has the name of a field of ours, ours stands. `dataset`

@@ -31,9 +31,7 @@ OutputOption = Annotated[
 ]
 JsonOption = Annotated[
     bool,
-    typer.Option(
-        "--json", help="Print the figures as JSON instead of a table.", rich_help_panel=opt.OUTPUT_PANEL
-    ),
+    typer.Option("--json", help="Print the figures as JSON instead of a table.", rich_help_panel=opt.OUTPUT_PANEL),
 ]
 
 
@@ -180,9 +178,7 @@ def kernels(
     ] = "1,2,4,8,12,16",
     repeats: Annotated[
         int,
-        typer.Option(
-            "--repeats", min=1, metavar="N", help="Rounds; each measures everything once, medians are shown."
-        ),
+        typer.Option("--repeats", min=1, metavar="N", help="Rounds; each measures everything once, medians are shown."),
     ] = 15,
     dtype: opt.DtypeOption = "auto",
     threads: opt.ThreadsOption = None,

@@ -17,20 +17,11 @@ from paceline.cli.generate import chat_request, decode_rate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from paceline.llm import LLM, RequestOutput, StreamDelta
+    from paceline.llm import LLM
+    from paceline.outputs import RequestOutput, StreamDelta
     from paceline.sampling_params import SamplingParams
 
-DEMO_PROMPT = """\
-Rewrite this Python function with type hints and a docstring:
-
-def moving_average(values, window):
-    if window < 1:
-        raise ValueError("window must be at least 1")
-    averages = []
-    for end in range(window, len(values) + 1):
-        averages.append(sum(values[end - window:end]) / window)
-    return averages
-"""
+DEMO_PROMPT = "Write a Python class Stack with the methods push, pop, peek, is_empty and size, and show how to use it."
 WIDE_ENOUGH = 100
 WARM_UP_TOKENS = 8
 
@@ -42,7 +33,7 @@ def demo(
     model: opt.ModelOption = opt.DEFAULT_MODEL,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", min=2, metavar="N", help="Longest answer in tokens.")
-    ] = 192,
+    ] = 256,
     repeats: Annotated[
         int,
         typer.Option(
@@ -69,9 +60,7 @@ def demo(
     """
     config = opt.parse_speculative_config(speculative_config)
     if num_speculative_tokens == 0:
-        raise typer.BadParameter(
-            "the speculative arm needs at least 1", param_hint="--num-speculative-tokens"
-        )
+        raise typer.BadParameter("the speculative arm needs at least 1", param_hint="--num-speculative-tokens")
     text = DEMO_PROMPT if prompt is None else sys.stdin.read() if prompt == "-" else prompt
     if not text.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
@@ -174,7 +163,7 @@ class Race:
                     output = self._run(arm)
                     rates[arm].append(decode_rate(output) or float("nan"))
                     if arm != 0:
-                        spec_decode = output.metrics.spec_decode.to_dict()
+                        spec_decode = output.metrics.spec_decode.as_dict()
                     advance("")
         return RaceResult(
             plain_tok_s=statistics.median(rates[0]),

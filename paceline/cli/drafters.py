@@ -12,9 +12,7 @@ from paceline.cli import options as opt
 
 
 def drafters(
-    target: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="Only pairs whose names hold this text.")
-    ] = None,
+    target: Annotated[str | None, typer.Argument(metavar="TEXT", help="Only pairs whose names hold this text.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the list as JSON.", rich_help_panel=opt.OUTPUT_PANEL)
     ] = False,
@@ -28,23 +26,26 @@ def drafters(
         print(json.dumps(rows, indent=2))
         return
     width = max((len(row["drafter"] or "") for row in rows), default=0)
-    previous = None
-    for row in rows:
-        if row["target"] != previous:
-            print(row["target"])
-        previous = row["target"]
-        notes = [f"{row['draft_tokens']} drafts"] if row["draft_tokens"] else []
-        notes += [row["note"]] if row["note"] else []
-        notes += [] if row["runs_here"] else ["not in this version"]
-        drafter = row["drafter"] or "(in a collection)"
-        print(f"    {drafter:<{width}}  {row['method']:<8} {', '.join(notes)}".rstrip())
+    for target in dict.fromkeys(row["target"] for row in rows):
+        print(target)
+        for row in rows:
+            if row["target"] == target:
+                drafts = f"{row['draft_tokens']} drafts" if row["draft_tokens"] else ""
+                notes = ", ".join(filter(None, [drafts, row["note"], "*" if row["runs_here"] else ""]))
+                print(f"    {row['drafter'] or '(in a collection)':<{width}}  {row['method']:<8} {notes}".rstrip())
+    print("* this version runs the pair")
 
 
 def known_pairs() -> list[dict[str, Any]]:
-    """Shipped pairs, then the published ones; `runs_here` says whether this version can run a pair."""
+    """The published pairs; `runs_here` says whether this version has the target's family and the draft method."""
     from paceline.known_drafters import KNOWN_DRAFTERS
+    from paceline.models.target import FAMILIES
+    from paceline.speculation.config import METHODS
 
-    return [asdict(pair) | {"runs_here": False} for pair in KNOWN_DRAFTERS]
+    return [
+        asdict(pair) | {"runs_here": pair.family in FAMILIES and pair.method in METHODS and bool(pair.drafter)}
+        for pair in KNOWN_DRAFTERS
+    ]
 
 
 def _mentions(row: dict[str, Any], text: str) -> bool:

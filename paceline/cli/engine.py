@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 def open_llm(options: EngineOptions) -> LLM:
     """Load the model that the options name, fetching it first where it is not on disk."""
     from paceline.cli.progress import download_progress
-
     from paceline.weights.store import resolve_model
 
     with download_progress() as progress:

@@ -11,19 +11,16 @@ import typer
 from paceline.cli import options as opt
 
 if TYPE_CHECKING:
-    from paceline.llm import LLM, RequestOutput
+    from paceline.llm import LLM
+    from paceline.outputs import RequestOutput
 
 
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help='The prompt; "-" reads it from standard input.')
-    ],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='The prompt; "-" reads it from standard input.')],
     model: opt.ModelOption = opt.DEFAULT_MODEL,
     raw: Annotated[
         bool,
-        typer.Option(
-            "--raw", help="Complete the text as it stands instead of answering it as a chat message."
-        ),
+        typer.Option("--raw", help="Complete the text as it stands instead of answering it as a chat message."),
     ] = False,
     system: Annotated[
         str | None,
@@ -59,9 +56,7 @@ def generate(
     ] = False,
     stats: Annotated[
         bool,
-        typer.Option(
-            "--stats", help="A line of figures on standard error.", rich_help_panel=opt.OUTPUT_PANEL
-        ),
+        typer.Option("--stats", help="A line of figures on standard error.", rich_help_panel=opt.OUTPUT_PANEL),
     ] = False,
 ) -> None:
     """Answer one prompt, streaming the text to standard output.
@@ -111,9 +106,7 @@ def chat_request(llm: LLM, text: str, system: str | None = None) -> str | list[d
     return [*messages, {"role": "user", "content": text}]
 
 
-def stream_to(
-    show: Any, llm: LLM, request: Any, params: Any, num_speculative_tokens: int | None
-) -> RequestOutput:
+def stream_to(show: Any, llm: LLM, request: Any, params: Any, num_speculative_tokens: int | None) -> RequestOutput:
     """Decode to the end, passing each new piece of text to `show`; an interrupt drops the request."""
     stream = llm.stream(request, params, num_speculative_tokens=num_speculative_tokens)
     try:
@@ -151,7 +144,7 @@ def result_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:
             "generation_time_ms": 1e3 * metrics.generation_time_s,
             "decode_tok_s": decode_rate(output),
         },
-        "spec_decode": metrics.spec_decode.to_dict(),
+        "spec_decode": metrics.spec_decode.as_dict(),
     }
 
 
@@ -173,11 +166,10 @@ def stats_line(output: RequestOutput) -> str:
     rate = decode_rate(output)
     if rate is not None:
         parts.append(f"{rate:.1f} tok/s")
-    spec = metrics.spec_decode.to_dict()
+    spec = metrics.spec_decode.as_dict()
     if spec["num_drafts"]:
         parts.append(
-            f"acceptance length {spec['acceptance_length']:.2f} "
-            f"({spec['acceptance_rate']:.1%} of drafted tokens)"
+            f"acceptance length {spec['acceptance_length']:.2f} ({spec['acceptance_rate']:.1%} of drafted tokens)"
         )
     return " | ".join(parts)
 

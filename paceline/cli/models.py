@@ -54,9 +54,7 @@ def info(
     model: opt.ModelArgument,
     dtype: opt.DtypeOption = "auto",
     threads: opt.ThreadsOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=opt.OUTPUT_PANEL)
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=opt.OUTPUT_PANEL)] = False,
 ) -> None:
     """Show a model's architecture and sizes, and how this machine would run it.
 

@@ -28,9 +28,7 @@ ModelOption = Annotated[
     str,
     typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, rich_help_panel=MODEL_PANEL),
 ]
-DtypeOption = Annotated[
-    Dtype, typer.Option("--dtype", help="Weights in memory.", rich_help_panel=MODEL_PANEL)
-]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Weights in memory.", rich_help_panel=MODEL_PANEL)]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
@@ -82,9 +80,7 @@ NoSpeculationOption = Annotated[
 ]
 TemperatureOption = Annotated[
     float,
-    typer.Option(
-        "--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.", rich_help_panel=SAMPLING_PANEL
-    ),
+    typer.Option("--temperature", "-t", min=0.0, metavar="T", help="0 is greedy.", rich_help_panel=SAMPLING_PANEL),
 ]
 TopPOption = Annotated[
     float,
@@ -201,22 +197,16 @@ class EngineOptions:
 
 
 def parse_speculative_config(text: str | None) -> dict[str, Any] | None:
-    """`--speculative-config` as a dict; whether its fields make sense `paceline.speculation` says."""
+    """`--speculative-config` as a dict, checked before a model is loaded."""
     if text is None:
         return None
+    from paceline.speculation.config import SpeculativeConfig, SpeculativeConfigError
+
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise typer.BadParameter(
-            f"not JSON ({error.msg} at character {error.pos + 1}): {text!r}. "
-            """Write it like '{"method": "ngram", "num_speculative_tokens": 7}', quoted for the shell.""",
-            param_hint="--speculative-config",
-        ) from None
-    if not isinstance(value, dict):
-        raise typer.BadParameter(
-            f"expected a JSON object, found {type(value).__name__}", param_hint="--speculative-config"
-        )
-    return value
+        SpeculativeConfig.parse(text)
+    except SpeculativeConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--speculative-config") from None
+    return json.loads(text)
 
 
 def check_speculation(no_speculation: bool, num_speculative_tokens: int | None, config: str | None) -> None:
@@ -229,9 +219,7 @@ def check_speculation(no_speculation: bool, num_speculative_tokens: int | None, 
             param_hint="--no-speculation",
         )
     if config is not None:
-        raise typer.BadParameter(
-            "contradicts --speculative-config; give one of them", param_hint="--no-speculation"
-        )
+        raise typer.BadParameter("contradicts --speculative-config; give one of them", param_hint="--no-speculation")
 
 
 def parse_ints(text: str, option: str, *, least: int) -> list[int]:
@@ -241,9 +229,7 @@ def parse_ints(text: str, option: str, *, least: int) -> list[int]:
         try:
             value = int(part)
         except ValueError:
-            raise typer.BadParameter(
-                f"{part!r} in {text!r} is not a whole number", param_hint=option
-            ) from None
+            raise typer.BadParameter(f"{part!r} in {text!r} is not a whole number", param_hint=option) from None
         if value < least:
             raise typer.BadParameter(f"{value} in {text!r} is below {least}", param_hint=option)
         if value in values:
@@ -254,9 +240,12 @@ def parse_ints(text: str, option: str, *, least: int) -> list[int]:
 
 def sampling_params(**fields: Any) -> SamplingParams:
     """`SamplingParams` from option values; one that was not given (`None`) keeps the class's default."""
-    from paceline.sampling_params import SamplingParams
+    from paceline.sampling_params import SamplingParams, SamplingParamsError
 
-    return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+    try:
+        return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
+    except SamplingParamsError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def terminal_width(default: int = 80) -> int:

@@ -15,7 +15,7 @@ from paceline.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from paceline.cli.demo import Race, RaceResult
-    from paceline.llm import StreamDelta
+    from paceline.outputs import StreamDelta
 
 ACCEPTED_STYLE = "underline green"
 FRAMES_PER_SECOND = 12
@@ -91,9 +91,7 @@ def _legend(console: Console) -> Text:
             ("like this", ACCEPTED_STYLE),
             "; the model itself made the others.",
         )
-    return Text(
-        f"\nAccepted draft tokens stand in {MARKS[0]}brackets{MARKS[1]}; the model itself made the others."
-    )
+    return Text(f"\nAccepted draft tokens stand in {MARKS[0]}brackets{MARKS[1]}; the model itself made the others.")
 
 
 def _stream_side_by_side(race: Race, panes: list[Pane], console: Console) -> None:
@@ -150,9 +148,7 @@ def show_result(result: RaceResult, console: Console | None = None) -> None:
     if survival:
         console.print("Drafts that survive up to each position:")
         for position, share in enumerate(survival, 1):
-            console.print(
-                Text(f"  {position:>2}  {share:>6.1%}  ") + Text("█" * round(30 * share), style="green")
-            )
+            console.print(Text(f"  {position:>2}  {share:>6.1%}  ") + Text("█" * round(30 * share), style="green"))
     if result.identical:
         console.print(Text(f"Outputs identical: yes ({result.tokens} token ids compared)", style="bold"))
     else:

@@ -287,7 +287,12 @@ nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states
                  const IdMap* map, const std::optional<Ints2>& allowed, bool with_probs) {
   Pass pass(logits, map, allowed);
   int64_t rows = 0;
-  for (int64_t count : counts) rows += count >= 0 ? count : -1;
+  for (int64_t count : counts) {
+    if (count < 0 || count > static_cast<int64_t>(pass.rows()))
+      fail("counts: " + std::to_string(count) + ": expected 0 to the " + std::to_string(pass.rows()) +
+           " rows of logits");
+    rows += count;
+  }
   if (counts.size() != states.size() || rows != static_cast<int64_t>(pass.rows()))
     fail("counts: " + std::to_string(counts.size()) + " counts of " + std::to_string(rows) + " rows in all for " +
          std::to_string(states.size()) + " states and " + std::to_string(pass.rows()) + " rows of logits");

@@ -31,6 +31,16 @@ class Batch:
     teacher: Tensor | None
     domains: list[str]
 
+    def split(self, parts: int) -> list[Batch]:
+        """The same sequences in ``parts`` batches (fewer if there are fewer sequences)."""
+        size = -(-len(self.domains) // parts)
+        out = []
+        for i in range(0, len(self.domains), size):
+            at = slice(i, i + size)
+            teacher = None if self.teacher is None else self.teacher[at]
+            out.append(Batch(self.taps[at], self.anchors[at], self.tokens[at], self.valid[at], teacher, self.domains[at]))
+        return out
+
 
 def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     """Every sequence once, in batches of like length, in an order that depends on (seed, epoch) alone."""

@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class FitConfig:
     clip: float = 1.0
     seed: int = 0
     compute_dtype: str = "bfloat16"
-    compile: bool = False
+    workers: int = 1
     checkpoint_every: int = 100
     log_every: int = 10
     loss: LossConfig = field(default_factory=LossConfig)
@@ -67,17 +68,19 @@ def build_optimizers(model: Drafter, config: FitConfig) -> list[torch.optim.Opti
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim != 2]
     if config.optimizer == "muon":
-        muon = torch.optim.Muon(
-            matrices,
-            lr=config.muon_lr,
-            weight_decay=config.weight_decay,
-            momentum=0.95,
-            adjust_lr_fn="original",
-        )
+        # Muon's orthogonalisation costs as much as several sequences: share the matrices out among the workers
+        matrices.sort(key=lambda p: -p.numel())
         out: list[torch.optim.Optimizer] = [
-            muon,
-            torch.optim.AdamW(vectors, lr=config.lr, betas=config.betas, weight_decay=0.0),
+            torch.optim.Muon(
+                matrices[i :: config.workers],
+                lr=config.muon_lr,
+                weight_decay=config.weight_decay,
+                momentum=0.95,
+                adjust_lr_fn="original",
+            )
+            for i in range(min(config.workers, len(matrices)))
         ]
+        out.append(torch.optim.AdamW(vectors, lr=config.lr, betas=config.betas, weight_decay=0.0))
     elif config.optimizer == "adamw":
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         out = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)]
@@ -108,21 +111,21 @@ class Heads:
 
 
 def batch_loss(
-    forward: Callable[..., Tensor], heads: Heads, batch: Batch, loss: LossConfig, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, hits ``[N, K]`` and validity ``[N, K]`` of one batch (N blocks of K mask slots)."""
+    model: Drafter, heads: Heads, batch: Batch, loss: LossConfig, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Summed loss, sum of weights, hits ``[N, K]`` and validity ``[N, K]`` of a batch (N blocks of K mask slots)."""
     device = heads.embed.device
     tokens, valid = batch.tokens.to(device), batch.valid.to(device)
     size = tokens.shape[-1]
     embeds = heads.block_embeds(tokens[..., 0], size)
-    hidden = forward(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)
-    labels = heads.row_of[tokens[..., 1:].clamp(min=0)]
-    labels = torch.where(valid, labels, -1)
+    hidden = model(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)
+    labels = torch.where(valid, heads.row_of[tokens[..., 1:].clamp(min=0)], -1).flatten(0, 1)
     teacher = batch.teacher.to(device).flatten(0, 1) if batch.teacher is not None else None
-    value, hit = head_loss(
-        hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels.flatten(0, 1), valid.flatten(0, 1), loss, teacher
+    valid = valid.flatten(0, 1)
+    total, weight, hit = head_loss(
+        hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels, valid, loss, teacher
     )
-    return value, hit, valid.flatten(0, 1)
+    return total, weight, hit, valid
 
 
 class Trainer:
@@ -135,7 +138,8 @@ class Trainer:
         self.config, self.out, self.step = config, out, 0
         self.optimizers = build_optimizers(model, config)
         self.dtype = getattr(torch, config.compute_dtype)
-        self.forward: Callable[..., Tensor] = torch.compile(model, dynamic=True) if config.compile else model
+        self.params = list(model.parameters())
+        self.pool = ThreadPoolExecutor(config.workers) if config.workers > 1 else None
         self.out.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -155,19 +159,23 @@ class Trainer:
         torch.save(state, temporary)
         os.replace(temporary, self.checkpoint)
 
-    def resume(self) -> bool:
-        """Load the checkpoint if there is one. Raises ValueError where data or schedule differ from that run's."""
+    def resume(self, *, new_schedule: bool = False) -> bool:
+        """Load the checkpoint if there is one.
+
+        Raises ValueError where data or schedule differ from that run's, unless ``new_schedule``: then weights, optimiser
+        state and step count go on under the present data and schedule.
+        """
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, map_location=self.heads.embed.device, weights_only=True)
-        if state["members"] != len(self.members):
+        if state["members"] != len(self.members) and not new_schedule:
             raise ValueError(
                 f"{self.checkpoint} was trained on {state['members']} sequences, this run has {len(self.members)}: "
                 "the data order would change; choose another --out or restore the features"
             )
-        fixed = {"steps", "batch_size", "anchors", "seed", "optimizer", "schedule"}
+        fixed = {"steps", "batch_size", "anchors", "seed", "optimizer", "schedule", "workers"}
         for key in fixed:
-            if state["config"][key] != asdict(self.config)[key]:
+            if state["config"][key] != asdict(self.config)[key] and not new_schedule:
                 raise ValueError(
                     f"{key} was {state['config'][key]} when {self.checkpoint} was written and is "
                     f"{asdict(self.config)[key]} now: resume with the same value or choose another --out"
@@ -181,19 +189,29 @@ class Trainer:
     def train_step(self, batch: Batch) -> tuple[float, Tensor, Tensor]:
         """One update; returns the loss before it, and hits and validity."""
         factor = learning_rate(self.config, self.step)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * factor
-            optimizer.zero_grad(set_to_none=True)
-        loss, hit, valid = batch_loss(self.forward, self.heads, batch, self.config.loss, self.dtype)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        parts = batch.split(self.config.workers)
+        # each worker thread runs its own forward and backward with one intra-op thread: no barriers between them, which
+        # on a shared machine is several times faster than splitting every operation
+        results = list((self.pool.map if self.pool else map)(self._gradients, parts))
+        weight = sum(r[1] for r in results).clamp(min=1e-6)
+        for i, param in enumerate(self.params):
+            param.grad = sum(r[0][i] for r in results) / weight
+        loss = sum(r[2] for r in results) / weight
+        hit, valid = torch.cat([r[3] for r in results]), torch.cat([r[4] for r in results])
+        norm = torch.nn.utils.clip_grad_norm_(self.params, self.config.clip)
         if not torch.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {norm.item()} at step {self.step}: lower the learning rate")
         for optimizer in self.optimizers:
-            optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
+        list((self.pool.map if self.pool else map)(lambda o: o.step(), self.optimizers))
         self.step += 1
         return loss.item(), hit, valid
+
+    def _gradients(self, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
+        c = self.config
+        total, weight, hit, valid = batch_loss(self.model, self.heads, batch, c.loss, self.dtype)
+        return torch.autograd.grad(total, self.params), weight, total.detach(), hit, valid
 
     def run(
         self,

@@ -88,16 +88,15 @@ class _HeadLoss(torch.autograd.Function):
                 delta -= wanted * config.distill
             delta *= weight.unsqueeze(1)
             grad[part] = F.linear(delta.to(head.dtype), head.t()).view(-1, slots, width).float()
-        weight_sum = weight_sum.clamp(min=1e-6)
-        ctx.save_for_backward(grad, weight_sum)
+        ctx.save_for_backward(grad)
         ctx.hidden_dtype = hidden.dtype
         ctx.mark_non_differentiable(hit, weight_sum)
-        return total / weight_sum, hit, weight_sum
+        return total, hit, weight_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad, weight_sum = ctx.saved_tensors
-        return (grad * (grads[0] / weight_sum)).to(ctx.hidden_dtype), None, None, None, None, None
+        (grad,) = ctx.saved_tensors
+        return (grad * grads[0]).to(ctx.hidden_dtype), None, None, None, None, None
 
 
 def head_loss(
@@ -107,16 +106,17 @@ def head_loss(
     valid: Tensor,
     config: LossConfig,
     teacher: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted cross-entropy of the mask slots.
 
     ``hidden [N, K, H]``: drafter output of the slots 1..K; ``head [R, H]``: frozen rows, in the compute dtype;
     ``labels [N, K]``: row numbers of the right tokens, -1 where the token has no row; ``valid [N, K]``: slots inside
     the sequence; ``teacher [N, K, H]``: the target's final hidden state that predicts each slot's token.
-    Returns the loss and ``hit [N, K]``, where the arg max is right.
+    Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a batch
+    are summed), and ``hit [N, K]``, where the arg max is right.
     """
-    loss, hit, _ = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.distill else None, config)
-    return loss, hit
+    total, hit, weight = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.distill else None, config)
+    return total, weight, hit
 
 
 def acceptance(hit: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,7 @@ def run(llm, texts, arms, **fields):
 
 def test_arms_interleave_prompt_by_prompt_after_a_warm_up_each(llm):
     run(llm, ["one", "two", "three"], [0, 3, 7])
-    asked = [
-        (text.removeprefix("<user>").split("\n")[0], k, params.max_tokens) for text, params, k in llm.log
-    ]
+    asked = [(text.removeprefix("<user>").split("\n")[0], k, params.max_tokens) for text, params, k in llm.log]
     assert asked == [
         *[("one", k, runner.WARM_UP_TOKENS) for k in (0, 3, 7)],
         *[("one", k, 50) for k in (0, 3, 7)],
@@ -154,18 +152,14 @@ def test_output_rows_carry_ids_hex_logprobs_and_the_files_keys(llm):
     assert set(rows[0]) == {"id", "index", "num_speculative_tokens", "token_ids", "logprobs", "finish_reason"}
     assert (rows[0]["id"], rows[0]["index"], rows[0]["finish_reason"]) == ("q7", 0, "stop")
     assert rows[0]["token_ids"] == [*b"ab", 256]
-    assert [float.fromhex(value) for value in rows[0]["logprobs"]] == [
-        -1 / (1 + t) for t in rows[0]["token_ids"]
-    ]
+    assert [float.fromhex(value) for value in rows[0]["logprobs"]] == [-1 / (1 + t) for t in rows[0]["token_ids"]]
     named = list(report.output_rows(runner.run_arms(llm, items, [0], params), "set"))
     assert named[0]["dataset"] == "set"
 
 
 def test_progress_is_told_once_per_prompt_and_arm(llm):
     told = []
-    runner.run_arms(
-        llm, prompts("a", "b"), [0, 1, 2], SamplingParams(temperature=0.0, max_tokens=3), told.append
-    )
+    runner.run_arms(llm, prompts("a", "b"), [0, 1, 2], SamplingParams(temperature=0.0, max_tokens=3), told.append)
     assert len(told) == 6
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-
 from fakes.llm import FakeLLM
+
 from paceline.cli import engine, run
 
 

@@ -11,9 +11,7 @@ from paceline.bench.report import RESULT_KEYS
 @pytest.fixture
 def rows(tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text(
-        '{"prompt": "one", "id": "a"}\n{"prompt": "two", "id": "b"}\n{"prompt": "three", "id": "c"}\n'
-    )
+    path.write_text('{"prompt": "one", "id": "a"}\n{"prompt": "two", "id": "b"}\n{"prompt": "three", "id": "c"}\n')
     return path
 
 
@@ -58,9 +56,7 @@ def test_several_sets_share_a_run_and_their_outputs_say_which(paceline, llm, row
         (str(other), 1),
     ]
     outputs = [json.loads(line) for line in ids.read_text().splitlines()]
-    assert [(o["dataset"], o["index"]) for o in outputs] == [(str(rows), i) for i in range(3)] + [
-        (str(other), 0)
-    ]
+    assert [(o["dataset"], o["index"]) for o in outputs] == [(str(rows), i) for i in range(3)] + [(str(other), 0)]
 
 
 def test_options_reach_the_engine(paceline, llm, rows):
@@ -105,7 +101,7 @@ def test_failed_requests_are_code_1_and_quoted(paceline, llm, rows):
         (["--output-len", "-5"], 2, "--output-len"),
         (["--concurrency", "4"], 2, "one request at a time"),
         (["--temperature", "0.8"], 2, "needs a seed"),
-        (["--speculative-config", "{"], 2, "not JSON"),
+        (["--speculative-config", "{"], 2, "not valid JSON"),
         (["-d", "mmlu"], 1, "dataset 'mmlu' is unknown"),
         (["-d", "missing.jsonl"], 1, "missing.jsonl"),
         (["--output", "/nowhere/at/all.json"], 1, "there is no folder /nowhere/at"),

@@ -149,7 +149,7 @@ def test_wrong_usage(paceline, llm):
         (["--repeats", "0"], "--repeats"),
         (["--max-tokens", "1"], "--max-tokens"),
         ([" "], "empty"),
-        (["--speculative-config", "no"], "not JSON"),
+        (["--speculative-config", "no"], "not valid JSON"),
     ):
         ran = paceline("demo", *argv)
         assert ran.code == 2

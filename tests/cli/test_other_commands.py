@@ -87,8 +87,7 @@ def test_drafters_lists_pairs_and_filters(paceline):
     rows = json.loads(paceline("drafters", "--json").out)
     assert len(rows) > 30
     assert all(
-        set(row) == {"target", "drafter", "method", "family", "draft_tokens", "note", "runs_here"}
-        for row in rows
+        set(row) == {"target", "drafter", "method", "family", "draft_tokens", "note", "runs_here"} for row in rows
     )
     assert len({(row["target"], row["drafter"], row["method"]) for row in rows}) == len(rows)
     only = json.loads(paceline("drafters", "llama-3.1", "--json").out)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes.llm import FakeLLM  # noqa: E402
-from paceline.cli import engine, main  # noqa: E402
+from fakes.llm import FakeLLM
+from paceline.cli import engine, main
 
 pause = float(sys.argv.pop(1))
 fake = FakeLLM("fake", answers={"long": "word " * 400}, on_token=lambda _count: time.sleep(pause))

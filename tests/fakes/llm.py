@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from paceline.errors import CapacityError
-from paceline.llm import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from paceline.sampling import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.stats import SpecDecodeStats
 
@@ -125,9 +126,7 @@ class FakeLLM:
         question = prompt.removesuffix("<assistant>").rstrip("\n").rpartition(">")[2]
         return self.answers.get(question, f"You said: {question}")
 
-    def _decode(
-        self, ids: list[int], answer: str, params: SamplingParams, drafts: int
-    ) -> Iterator[StreamDelta]:
+    def _decode(self, ids: list[int], answer: str, params: SamplingParams, drafts: int) -> Iterator[StreamDelta]:
         tokens = [*answer.encode(), END]
         if self.corrupt_speculation and drafts:
             tokens[1] ^= 1
@@ -138,10 +137,12 @@ class FakeLLM:
         done, rounds, sent = 0, 0, ""
         while done < len(tokens):
             take = 1
-            if drafts and done:
+            if not (drafts and done):
+                stats.observe(0, 0, 1)
+            else:
                 accepted = min(self.accepts, drafts)
                 take = accepted + 1
-                stats.record(drafts, accepted, min(accepted, len(tokens) - done))
+                stats.observe(drafts, accepted, min(take, len(tokens) - done))
             new = tokens[done : done + take]
             flags = [True] * (take - 1) + [False]
             for _ in new:
@@ -157,9 +158,7 @@ class FakeLLM:
                 token_ids=new,
                 accepted=flags[: len(new)],
                 finish_reason=reason if last else None,
-                output=self._output(ids, tokens, whole, reason, params, stats, rounds, drafts)
-                if last
-                else None,
+                output=self._output(ids, tokens, whole, reason, params, stats, rounds, drafts) if last else None,
             )
             sent = whole
 
@@ -174,7 +173,9 @@ class FakeLLM:
         rounds: int,
         drafts: int,
     ) -> RequestOutput:
-        logprobs = None if params.logprobs is None else [_Logprob(-1.0 / (1 + token)) for token in tokens]
+        logprobs = (
+            None if params.logprobs is None else [TokenLogprobs(token, -1.0 / (1 + token), 1, []) for token in tokens]
+        )
         choice = CompletionOutput(
             index=0,
             text=text,
@@ -199,8 +200,3 @@ class FakeLLM:
             finished=True,
             metrics=metrics,
         )
-
-
-class _Logprob:
-    def __init__(self, logprob: float) -> None:
-        self.logprob = logprob

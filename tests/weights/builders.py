@@ -131,7 +131,7 @@ def model_metadata(arch: str, *, layers: int = 2, hidden: int = 64, heads: int =
 
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "1 2", "Ġ Ġ", "ĠĠ ĠĠ", "âĢ Ļ", "ð Ł")
+MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "1 2", "Ġ Ġ", "ĠĠ ĠĠ", "â Ģ", "âĢ Ļ", "ð Ł")
 
 
 def tokenizer_metadata(

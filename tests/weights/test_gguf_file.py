@@ -104,7 +104,7 @@ BAD_FILES = {
     "big-endian": (gguf_bytes([], [ONES], version=3 << 24), "big-endian"),
     "huge tensor count": (gguf_bytes([], [ONES], tensor_count=2**63), "claims 9223372036854775808 tensors"),
     "huge metadata count": (gguf_bytes([], [ONES], kv_count=2**64 - 1), "metadata entries"),
-    "one tensor too many": (gguf_bytes([], [ONES], tensor_count=3), "is 0 dimensions|0 dimensions|truncated|claims"),
+    "one tensor too many": (gguf_bytes([], [ONES], tensor_count=3), "0 dimensions"),
     "duplicate key": (gguf_bytes([("k", U8, 1), ("k", U8, 2)], []), "'k' appears twice"),
     "duplicate tensor": (gguf_bytes([], [ONES, ONES]), "'ones' appears twice"),
     "unknown value type": (planted(U8, 1, b"\x00", b"\x4d"), "unknown value type 77"),

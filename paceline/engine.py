@@ -1,0 +1,275 @@
+"""The step loop: schedule, propose, verify, accept, commit.
+
+A step is one pass of the target over the rows of all running sequences: a chunk of prompt, or an anchor and its drafts.
+Speculation is a transaction: rows of rejected drafts stay in the cache behind the committed end, where nothing reads
+them before the next pass overwrites them, and nothing else has seen the drafts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.cache import BlockPool, blocks_for
+from paceline.errors import CapacityError, ConfigError
+from paceline.models.target import TargetModel
+from paceline.request import Sequence
+from paceline.sampling import SamplerMode, token_logprobs, verify
+from paceline.speculation.drafting import Drafter, Proposal
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    accepted: list[bool]
+    text: str
+
+
+@dataclass(slots=True)
+class _Work:
+    """One sequence's part of a pass: rows for `tokens`, of which the last `rows_wanted` need logits."""
+
+    sequence: Sequence
+    tokens: list[int]
+    drafts: list[int]
+    rows_wanted: int
+
+
+class Engine:
+    """Runs sequences on a target model. Not thread-safe: one caller at a time."""
+
+    def __init__(
+        self,
+        model: TargetModel,
+        *,
+        proposer: Drafter | None,
+        max_model_len: int,
+        max_num_seqs: int,
+        kv_blocks: int,
+        sampler: SamplerMode = "coupled",
+    ) -> None:
+        if kv_blocks < blocks_for(2):
+            raise CapacityError("kv_cache_space: no room for a single block; give more memory")
+        self.model = model
+        self.proposer = proposer
+        self.sampler = sampler
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.pool = BlockPool(kv_blocks)
+        self.cache = model.new_cache(kv_blocks)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._logits = np.empty((0, model.vocab_size), np.float32)
+        self._taps = np.empty((0, 0), np.float32)
+        if proposer is not None:
+            proposer.bind(kv_blocks)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
+        if not sequence.token_ids:
+            raise ConfigError("prompt: empty; give at least one token")
+        if sequence.num_prompt_tokens >= self.max_model_len:
+            raise CapacityError(
+                f"prompt: {sequence.num_prompt_tokens} tokens leave no room in the context of "
+                f"{self.max_model_len} (max_model_len); shorten the prompt"
+            )
+        if blocks_for(sequence.most_tokens) > self.pool.size:
+            raise CapacityError(
+                f"prompt and max_tokens: {sequence.most_tokens} tokens do not fit the cache of "
+                f"{self.pool.size * 16}; lower max_tokens or raise kv_cache_space"
+            )
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence now; its blocks are free again when this returns."""
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence not in self.running:
+            return
+        sequence.stopper.flush()
+        sequence.aborted = True
+        self._release(sequence)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self) -> list[StepResult]:
+        """One pass. Returns what it added, in order of admission; [] when there is nothing to do."""
+        self._admit()
+        work, proposal = self._schedule()
+        if not work:
+            return []
+        logits, taps = self._forward(work)
+        return self._commit(work, proposal, logits, taps)
+
+    def check(self) -> None:
+        """Integrity of the cache: every block is free or held once. Raises AssertionError."""
+        self.pool.check([s.blocks for s in self.running if s.blocks is not None])
+
+    # ---- schedule
+
+    def _admit(self) -> None:
+        """First come, first served; a sequence gets every block it may need, so that no step can run out."""
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            need = blocks_for(self.waiting[0].most_tokens)
+            if need > self.pool.free:
+                return
+            sequence = self.waiting.popleft()
+            sequence.blocks = self.pool.take(need)
+            sequence.admitted = time.perf_counter()
+            self.running.append(sequence)
+
+    def _schedule(self) -> tuple[list[_Work], Proposal]:
+        """Who takes part in the next pass: decoding sequences first, then prompts in chunks as rows are left."""
+        decoding = [s for s in self.running if not s.is_prefill]
+        rows = self.model.max_rows
+        limits = [s.draft_room for s in decoding]
+        while sum(limits) + len(limits) > rows:
+            limits = [limit // 2 for limit in limits]
+        proposal = Proposal([[] for _ in decoding])
+        if self.proposer is not None and any(limits):
+            proposal = self.proposer.propose(decoding, limits)
+        work = []
+        for sequence, drafts in zip(decoding, proposal.drafts, strict=True):
+            tokens = [sequence.token_ids[-1], *drafts]
+            work.append(_Work(sequence, tokens, drafts, len(tokens)))
+            rows -= len(tokens)
+        for sequence in self.running:
+            if sequence.is_prefill and rows > 0:
+                start = sequence.num_computed
+                end = min(sequence.num_prompt_tokens, start + rows)
+                whole = end == sequence.num_prompt_tokens
+                work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
+                rows -= end - start
+        return work, proposal
+
+    # ---- verify
+
+    def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
+        starts, tokens, positions, select = [0], [], [], []
+        for item in work:
+            first, end = item.sequence.num_computed, starts[-1] + len(item.tokens)
+            tokens += item.tokens
+            positions += range(first, first + len(item.tokens))
+            select += range(end - item.rows_wanted, end)
+            starts.append(end)
+        if len(self._logits) < len(select):
+            self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
+        layers = self._tapped_layers(work)
+        taps = self._tap_buffer(len(tokens), len(layers))
+        self.model.plan(layers).forward(
+            self.cache,
+            np.array(positions, np.int32),
+            np.array(starts, np.int32),
+            tokens=np.array(tokens, np.int32),
+            block_tables=block_tables([item.sequence for item in work]),
+            select=np.array(select, np.int32),
+            logits=self._logits,
+            taps=taps,
+        )
+        return self._logits[: len(select)], taps
+
+    def _tapped_layers(self, work: list[_Work]) -> tuple[int, ...]:
+        if self.proposer is None or not any(item.sequence.max_drafts for item in work):
+            return ()
+        return self.proposer.taps
+
+    def _tap_buffer(self, rows: int, layers: int) -> np.ndarray | None:
+        if not layers:
+            return None
+        width = layers * self.model.config.hidden_size
+        if self._taps.shape[0] < rows or self._taps.shape[1] != width:
+            self._taps = np.empty((rows, width), np.float32)
+        return self._taps
+
+    # ---- accept and commit
+
+    def _commit(
+        self, work: list[_Work], proposal: Proposal, logits: np.ndarray, taps: np.ndarray | None
+    ) -> list[StepResult]:
+        sampled = [item for item in work if item.rows_wanted]
+        states = [item.sequence.state for item in sampled]
+        # prompts that end in this pass come behind the decoding sequences and have no drafts
+        drafts = [item.drafts for item in sampled]
+        committed = (
+            verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
+        )
+        now = time.perf_counter()
+        results, context, row, taken = [], [], 0, iter(committed)
+        for item in work:
+            sequence = item.sequence
+            first = sequence.num_computed
+            if item.rows_wanted:
+                result = self._take(item, next(taken), logits, row, now)
+                row += item.rows_wanted
+                results.append(result)
+                rows = len(item.tokens) if not item.drafts else len(result.token_ids)
+            else:
+                rows = len(item.tokens)
+            sequence.num_computed = first + rows
+            context.append((sequence, first, rows, len(item.tokens)))
+        if taps is not None and self.proposer is not None:
+            self._observe(context, taps)
+        for result in results:
+            if result.sequence.finish_reason is not None:
+                self._release(result.sequence)
+        return results
+
+    def _take(self, item: _Work, tokens: list[int], logits: np.ndarray, row: int, now: float) -> StepResult:
+        """Commit what stops let through of one sequence's tokens."""
+        sequence = item.sequence
+        accepted = len(tokens) - 1
+        stop = sequence.stopper.feed(tokens)
+        kept = tokens[: stop.num_tokens]
+        sequence.stats.observe(len(item.drafts), accepted, len(kept))
+        if sequence.params.logprobs is not None:
+            rows = range(row, row + len(kept))
+            sequence.logprobs += token_logprobs(logits, list(rows), kept, sequence.params.logprobs)
+        sequence.token_ids += kept
+        sequence.state.commit(kept)
+        if not sequence.first_token:
+            sequence.first_token = now
+        sequence.last_token = now
+        flags = [i < accepted for i in range(len(kept))]
+        return StepResult(sequence, kept, flags, stop.text)
+
+    def _observe(self, context: list[tuple[Sequence, int, int, int]], taps: np.ndarray) -> None:
+        """Hand the taps of committed rows to the drafter; rows of rejected drafts are passed over."""
+        assert self.proposer is not None
+        row, items = 0, []
+        for sequence, first, rows, width in context:
+            if sequence.max_drafts and sequence.finish_reason is None:
+                items.append((sequence, first, taps[row : row + rows]))
+            row += width
+        if items:
+            self.proposer.observe(items)
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence.blocks is not None:
+            self.pool.give(sequence.blocks)
+            sequence.blocks = None
+        if self.proposer is not None:
+            self.proposer.finish(sequence)
+
+
+def block_tables(sequences: Seq[Sequence]) -> np.ndarray:
+    """int32 [sequences, most blocks]; entries past a sequence's own blocks are never read."""
+    tables = [s.blocks for s in sequences]
+    assert all(t is not None for t in tables)
+    if len(tables) == 1:
+        return tables[0][None]  # type: ignore[index]
+    out = np.zeros((len(tables), max(len(t) for t in tables)), np.int32)  # type: ignore[arg-type]
+    for i, table in enumerate(tables):
+        out[i, : len(table)] = table  # type: ignore[arg-type]
+    return out

@@ -1,0 +1,424 @@
+"""The Python API: `LLM` and `SamplingParams`, with vLLM's names."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from paceline import runtime
+from paceline.cache import BLOCK_TOKENS, blocks_for
+from paceline.engine import Engine, StepResult
+from paceline.errors import CapacityError, ConfigError
+from paceline.models.target import TargetModel
+from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from paceline.request import Sequence as EngineSequence
+from paceline.sampling import SamplerMode, draw_seed, make_state
+from paceline.sampling_params import SamplingParams
+from paceline.speculation.config import SpeculativeConfig
+from paceline.speculation.drafting import Drafter
+from paceline.speculation.stats import SpecDecodeStats
+from paceline.stopping import StopChecker
+from paceline.tokenizer import load_tokenizer
+from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.store import resolve_model
+
+__all__ = ["LLM", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamDelta"]
+
+Message = dict[str, Any]
+Prompt = str | list[int] | list[Message]
+Config = Mapping[str, Any] | str | SpeculativeConfig | None
+
+DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are in
+DEFAULT_KV_LIMIT = 4 << 30
+
+
+class _Request:
+    """A prompt with its n choices, while they run."""
+
+    def __init__(self, request_id: str, prompt: str | None, ids: list[int], choices: list[EngineSequence]) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.ids = ids
+        self.choices = choices
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.choices)
+
+    def output(self) -> RequestOutput:
+        first = [c.first_token for c in self.choices if c.first_token]
+        arrival = self.choices[0].arrival
+        metrics = RequestMetrics(
+            queue_time_s=max(0.0, self.choices[0].admitted - arrival),
+            time_to_first_token_s=min(first) - arrival if first else 0.0,
+            generation_time_s=max((c.last_token - c.first_token for c in self.choices), default=0.0),
+            spec_decode=SpecDecodeStats.total(c.stats for c in self.choices),
+        )
+        outputs = [c.output() for c in self.choices]
+        return RequestOutput(self.request_id, self.prompt, self.ids, outputs, self.finished, metrics)
+
+
+class LLM:
+    """A model ready to generate.
+
+    model: a known name ("smollm2-135m"), a Hugging Face folder, a *.gguf file or a hub id.
+    dtype: "auto" and "bfloat16" run bf16 weights; "float32" is for comparison with references.
+    speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
+    None decodes plainly. The text never depends on it.
+    threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
+    40 % of the free memory. sampler: "coupled" (the text for a seed is the same with and without speculation) or
+    "rejection" (exact in distribution, accepts more drafts).
+
+    Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2-135m",
+        *,
+        dtype: Literal["auto", "bfloat16", "float32"] = "auto",
+        speculative_config: Config | Literal["auto"] = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        kv_cache_space: float | None = None,
+        max_num_seqs: int = 32,
+        max_num_batched_tokens: int = 512,
+        sampler: SamplerMode = "coupled",
+        isa: str = "",
+        seed: int | None = None,
+    ) -> None:
+        if sampler not in ("coupled", "rejection"):
+            raise ConfigError(f"sampler: {sampler!r} is unknown; use 'coupled' or 'rejection'")
+        for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
+            if not isinstance(value, int) or not 1 <= value <= 65536:
+                raise ConfigError(f"{name}: {value!r} is outside 1..65536")
+        self.model_name = str(model)
+        path = resolve_model(str(model))
+        checkpoint = open_checkpoint(path)
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.model = TargetModel(
+            checkpoint, dtype=dtype, threads=threads, isa=isa, max_rows=max(max_num_batched_tokens, max_num_seqs)
+        )
+        self.max_model_len = self._context(max_model_len)
+        self.sampler: SamplerMode = sampler
+        self.speculative_config, self._drafter = self._choose_drafter(speculative_config)
+        blocks = self._kv_blocks(kv_cache_space, max_num_seqs)
+        self.engine = Engine(
+            self.model,
+            proposer=self._drafter,
+            max_model_len=self.max_model_len,
+            max_num_seqs=max_num_seqs,
+            kv_blocks=blocks,
+            sampler=sampler,
+        )
+        self._seeds = None if seed is None else np.random.default_rng(seed)
+        self._lock = threading.RLock()
+        self._counter = 0
+        self._timing: tuple[Any, ...] | None = None
+
+    # ---- generation
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[str | list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: bool = True,
+        num_speculative_tokens: int | None = None,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Complete prompts (texts or token ids), all at once; outputs in the order of the prompts.
+
+        num_speculative_tokens: most drafts per step; None = the configured number, 0 = plain decoding, as is
+        speculation=False. Raises ConfigError for a prompt or parameter that cannot be served, before anything runs.
+        """
+        return self._run(_as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculation: bool = True,
+        num_speculative_tokens: int | None = None,
+        progress: bool = False,
+        **template: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations ({"role", "content"} messages); `template` goes to the chat template."""
+        if not messages:
+            raise ConfigError("messages: empty; give at least one message")
+        single = isinstance(messages[0], Mapping)
+        conversations: Any = [messages] if single else messages
+        prompts = [self.tokenizer.encode_chat(list(c), **template) for c in conversations]
+        return self._run(prompts, sampling_params, speculation, num_speculative_tokens, progress)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        num_speculative_tokens: int | None = None,
+        **template: Any,
+    ) -> Iterator[StreamDelta]:
+        """Generate one prompt (text, token ids or messages) and yield what each step adds; closing it aborts.
+
+        Other calls may run between two deltas; they share the passes.
+        """
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self.tokenizer.encode_chat(prompt, **template)  # type: ignore[arg-type]
+        params = sampling_params or SamplingParams()
+        with self._lock:
+            request = self._add(prompt, params, self._draft_length(True, num_speculative_tokens))
+        return self._stream(request)
+
+    def _stream(self, request: _Request) -> Iterator[StreamDelta]:
+        try:
+            while not request.finished:
+                with self._lock:
+                    results = self.engine.step()
+                for result in results:
+                    if result.sequence in request.choices:
+                        yield self._delta(request, result)
+        finally:
+            with self._lock:
+                for choice in request.choices:
+                    if choice.finish_reason is None:
+                        self.engine.abort(choice)
+
+    def _delta(self, request: _Request, result: StepResult) -> StreamDelta:
+        sequence = result.sequence
+        last = request.finished and all(
+            c is sequence or c.last_token <= sequence.last_token for c in request.choices
+        )
+        return StreamDelta(
+            index=sequence.choice,
+            text=result.text,
+            token_ids=result.token_ids,
+            accepted=result.accepted,
+            finish_reason=sequence.finish_reason,
+            output=request.output() if last else None,
+        )
+
+    def _run(
+        self, prompts: list[Any], params: Any, speculation: bool, drafts: int | None, progress: bool
+    ) -> list[RequestOutput]:
+        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
+        if len(each) != len(prompts):
+            raise ConfigError(f"sampling_params: {len(each)} given for {len(prompts)} prompts; give one, or one each")
+        length = self._draft_length(speculation, drafts)
+        with self._lock:
+            requests = []
+            try:
+                for prompt, one in zip(prompts, each, strict=True):
+                    requests.append(self._add(prompt, one, length))
+                for _ in _progress(requests, progress):
+                    self.engine.step()
+            finally:
+                for request in requests:
+                    for choice in request.choices:
+                        if choice.finish_reason is None:
+                            self.engine.abort(choice)
+        return [request.output() for request in requests]
+
+    def _add(self, prompt: Any, params: SamplingParams, drafts: int) -> _Request:
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
+        if not ids:
+            raise ConfigError("prompt: empty; give at least one token")
+        for name, tokens in (("logit_bias", params.logit_bias or {}), ("stop_token_ids", params.stop_token_ids or ())):
+            for token in tokens:
+                if token >= self.model.vocab_size:
+                    raise ConfigError(f"{name}: token id {token} is outside the vocabulary of {self.model.vocab_size}")
+        self._counter += 1
+        name = f"request-{self._counter}"
+        now = time.perf_counter()
+        seed = params.seed if params.seed is not None else self._draw_seed()
+        choices = [self._sequence(ids, params, drafts, seed, choice, now) for choice in range(params.n)]
+        added = []
+        try:
+            for choice in choices:
+                self.engine.add(choice)
+                added.append(choice)
+        except Exception:
+            for choice in added:
+                self.engine.abort(choice)
+            raise
+        return _Request(name, text, ids, choices)
+
+    def _sequence(
+        self, ids: list[int], params: SamplingParams, drafts: int, seed: int, choice: int, now: float
+    ) -> EngineSequence:
+        from paceline.detokenizer import IncrementalDetokenizer
+
+        eos = self.tokenizer.eos_token_ids
+        self._counter += 1
+        return EngineSequence(
+            request_id=self._counter,
+            choice=choice,
+            token_ids=list(ids),
+            num_prompt_tokens=len(ids),
+            params=params,
+            state=make_state(
+                params, ids, vocab_size=self.model.vocab_size, seed=seed, choice=choice, eos_token_ids=eos
+            ),
+            stopper=StopChecker(
+                params,
+                IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens),
+                eos_token_ids=eos,
+                num_prompt_tokens=len(ids),
+                max_model_len=self.max_model_len,
+            ),
+            max_drafts=drafts,
+            arrival=now,
+        )
+
+    def _check_ids(self, prompt: Any) -> list[int]:
+        try:
+            ids = [int(t) for t in prompt]
+        except (TypeError, ValueError):
+            raise ConfigError(f"prompt: {type(prompt).__name__} is neither text, token ids nor messages") from None
+        for token in ids:
+            if not 0 <= token < self.model.vocab_size:
+                raise ConfigError(f"prompt: token id {token} is outside the vocabulary of {self.model.vocab_size}")
+        return ids
+
+    def _draw_seed(self) -> int:
+        if self._seeds is None:
+            return draw_seed()
+        return int(self._seeds.integers(0, 1 << 64, dtype=np.uint64))
+
+    def _draft_length(self, speculation: bool, wanted: int | None) -> int:
+        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0):
+            raise ConfigError(f"num_speculative_tokens: {wanted!r} must be a whole number, 0 for plain decoding")
+        if self._drafter is None or not speculation or wanted == 0:
+            return 0
+        return self._drafter.max_drafts if wanted is None else wanted
+
+    # ---- set-up
+
+    def _context(self, wanted: int | None) -> int:
+        most = self.model.config.max_position_embeddings
+        if wanted is None:
+            return most
+        if not isinstance(wanted, int) or not 2 <= wanted <= most:
+            raise ConfigError(f"max_model_len: {wanted!r} is outside 2..{most}, the context of this model")
+        return wanted
+
+    def _choose_drafter(self, config: Config | Literal["auto"]) -> tuple[SpeculativeConfig | None, Drafter | None]:
+        from paceline.speculation import factory
+
+        return factory.make_drafter(config, self.model, self.model_name, self.sampler)
+
+    def _kv_blocks(self, space: float | None, max_num_seqs: int) -> int:
+        """Cache blocks that fit the budget; memory is only taken as they are first used."""
+        per_block = self.model.new_cache(1).bytes_per_block
+        if self._drafter is not None:
+            per_block += self._drafter.cache_bytes_per_block()
+        available = runtime.available_memory()
+        if space is None:
+            budget = min(DEFAULT_KV_LIMIT, int(available * DEFAULT_KV_SHARE))
+        else:
+            if not isinstance(space, int | float) or not space > 0:
+                raise ConfigError(f"kv_cache_space: {space!r} must be a positive number of GiB")
+            budget = int(space * 2**30)
+            if budget > available:
+                raise CapacityError(
+                    f"kv_cache_space: {space} GiB asked for, {available / 2**30:.1f} GiB of memory are free"
+                )
+        most = blocks_for(self.max_model_len) * max_num_seqs
+        blocks = min(budget // per_block, most)
+        if blocks < 1:
+            raise CapacityError(f"kv_cache_space: {budget} bytes hold no cache block of {per_block} bytes")
+        return int(blocks)
+
+    def info(self) -> dict[str, Any]:
+        """Facts for start-up lines: path, threads, sizes in bytes, and the memory plan."""
+        c, engine = self.model.config, self.engine
+        drafter = self._drafter
+        per_block = self.model.new_cache(1).bytes_per_block
+        return {
+            "model": self.model_name,
+            "path": str(self.model.path),
+            "architecture": c.model_type,
+            "dtype": self.model.dtype,
+            "isa": self.model.isa,
+            "threads": self.model.threads,
+            "num_layers": c.num_layers,
+            "hidden_size": c.hidden_size,
+            "vocab_size": c.vocab_size,
+            "max_model_len": self.max_model_len,
+            "weights_bytes": self.model.weight_bytes,
+            "kv_cache_bytes": engine.pool.size * per_block,
+            "kv_cache_tokens": engine.pool.size * BLOCK_TOKENS,
+            "kv_bytes_per_token": per_block // BLOCK_TOKENS,
+            "speculation": None if drafter is None else drafter.name,
+            "num_speculative_tokens": 0 if drafter is None else drafter.max_drafts,
+        }
+
+    # ---- measuring
+
+    def pass_cost(self, rows: int, context: int) -> tuple[int, int]:
+        """(bytes read, operations) of one pass of `rows` rows behind `context` tokens with logits of all rows."""
+        c = self.model.config
+        kv = self.model.new_cache(1).bytes_per_block // BLOCK_TOKENS
+        element = 4 if self.model.f32 else 2
+        matrices = self.model.weight_bytes // element
+        attention = 4 * c.num_layers * c.num_heads * c.head_dim * (context + rows)
+        return self.model.weight_bytes + kv * (context + rows), rows * (2 * matrices + attention)
+
+    def time_forward(self, rows: int, context: int) -> float:
+        """Seconds of one pass of `rows` rows behind `context` tokens, logits of all rows, nothing sampled."""
+        blocks = blocks_for(context + rows)
+        with self._lock:
+            if self._timing is None or self._timing[0] < blocks:
+                cache = self.model.new_cache(blocks)
+                self._timing = (blocks, cache)
+                self._time_pass(cache, blocks, 0, context)
+            return self._time_pass(self._timing[1], blocks, context, rows)
+
+    def _time_pass(self, cache: Any, blocks: int, start: int, rows: int) -> float:
+        plan, elapsed = self.model.plan(), 0.0
+        for at in range(start, start + rows, self.model.max_rows):
+            n = min(self.model.max_rows, start + rows - at)
+            logits = np.empty((n, self.model.vocab_size), np.float32)
+            logits.fill(0)  # touched before the clock runs
+            arguments = {
+                "tokens": np.full(n, 1, np.int32),
+                "block_tables": np.arange(blocks, dtype=np.int32)[None],
+                "select": np.arange(n, dtype=np.int32),
+                "logits": logits,
+            }
+            positions, starts = np.arange(at, at + n, dtype=np.int32), np.array([0, n], np.int32)
+            begin = time.perf_counter()
+            plan.forward(cache, positions, starts, **arguments)
+            elapsed += time.perf_counter() - begin
+        return elapsed
+
+
+def _as_list(prompts: Any) -> list[Any]:
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray):
+        return [prompts]
+    return prompts
+
+
+def _progress(requests: list[_Request], shown: bool) -> Iterator[None]:
+    """Yields until all requests have finished, with a bar on a terminal if wanted."""
+    if not shown:
+        while not all(r.finished for r in requests):
+            yield
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bar:
+        task = bar.add_task("Generating", total=len(requests))
+        while not all(r.finished for r in requests):
+            yield
+            bar.update(task, completed=sum(r.finished for r in requests))

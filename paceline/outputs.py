@@ -1,0 +1,66 @@
+"""What a request returns: vLLM's shapes, with this engine's speculation counters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.sampling import TokenLogprobs
+from paceline.speculation.stats import SpecDecodeStats
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One choice. `token_ids` include the token that stopped it; `text` ends before a stop string.
+
+    logprobs: one entry per token id when asked for. stop_reason: the stop string or stop id that matched, None for
+    end-of-sequence and limits. seed: draws the same text again.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    seed: int
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """Seconds on the engine's clock. generation_time_s: from the first token to the last, the slowest choice's."""
+
+    queue_time_s: float = 0.0
+    time_to_first_token_s: float = 0.0
+    generation_time_s: float = 0.0
+    spec_decode: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A finished request. prompt: its text, None if it was given as token ids."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics
+
+
+@dataclass(slots=True)
+class StreamDelta:
+    """What one step added to one choice.
+
+    accepted: for each new id, whether it came from an accepted draft. output: the whole request, on its last delta.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    accepted: list[bool]
+    finish_reason: FinishReason | None
+    output: RequestOutput | None = None

@@ -1,0 +1,63 @@
+"""What the step loop asks of a source of drafts, for all sequences of a pass at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.sampling import DraftProbs, SamplingState
+
+
+class SequenceView(Protocol):
+    """The part of a sequence that a drafter may read."""
+
+    @property
+    def request_id(self) -> Hashable:
+        """Names the sequence until `finish`."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and committed output; the last entry is the anchor, whose row the next pass computes."""
+
+    @property
+    def state(self) -> SamplingState:
+        """The sampler's state: its noise is the noise that the target will use."""
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """Cache blocks of the sequence, int32, shared by the target's cache and a drafter's."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Drafts per sequence. probs: the distributions they were drawn from, rows in the same order, where the sampler asks
+    for them (mode "rejection"); None: certain guesses."""
+
+    drafts: list[list[int]]
+    probs: DraftProbs | None = None
+
+
+class Drafter(Protocol):
+    """Guesses the tokens that follow. Guesses change the speed, never the text."""
+
+    name: str
+    taps: tuple[int, ...]  # target layers whose outputs `observe` wants
+    max_drafts: int
+
+    def bind(self, blocks: int) -> None:
+        """Called once: the number of cache blocks that sequences may hold."""
+
+    def cache_bytes_per_block(self) -> int:
+        """Memory that a drafter's own cache takes for each block of the target's."""
+
+    def propose(self, sequences: Sequence[Any], limits: Sequence[int]) -> Proposal:
+        """At most limits[i] guesses for sequence i; fewer or none are fine."""
+
+    def observe(self, items: Sequence[tuple[Any, int, np.ndarray]]) -> None:
+        """(sequence, position of the first row, taps fp32 [rows, len(taps) * H]) of rows that were committed."""
+
+    def finish(self, sequence: Any) -> None:
+        """The sequence ended: drop its state. Unknown sequences are ignored."""

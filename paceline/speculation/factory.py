@@ -1,0 +1,87 @@
+"""From a speculative configuration to a drafter that fits the target."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.models.target import TargetModel
+from paceline.sampling import SamplerMode
+from paceline.speculation.config import SpeculativeConfig
+from paceline.speculation.drafting import Drafter
+
+log = logging.getLogger(__name__)
+
+SHIPPED = Path(__file__).parent.parent / "drafters"
+
+
+def shipped_drafter(target: TargetModel) -> Path | None:
+    """The drafter in this package that was trained for this target, by its config: layers, widths, vocabulary."""
+    import json
+
+    for folder in sorted(SHIPPED.glob("*")) if SHIPPED.is_dir() else []:
+        try:
+            config = json.loads((folder / "config.json").read_text())
+        except (OSError, ValueError):
+            continue
+        pair = config.get("paceline_target") or {}
+        t = target.config
+        if (
+            pair.get("model_type") == t.model_type
+            and config.get("num_target_layers") == t.num_layers
+            and config.get("hidden_size") == t.hidden_size
+            and config.get("vocab_size") == t.vocab_size
+        ):
+            return folder
+    return None
+
+
+def make_drafter(
+    config: Mapping[str, Any] | str | SpeculativeConfig | None, target: TargetModel, name: str, sampler: SamplerMode
+) -> tuple[SpeculativeConfig | None, Drafter | None]:
+    """The parsed configuration and its drafter; (None, None) for plain decoding.
+
+    "auto": the drafter that ships for this target, else prompt lookup. Raises ConfigError.
+    """
+    if config is None:
+        return None, None
+    if config == "auto":
+        folder = shipped_drafter(target)
+        parsed = SpeculativeConfig.parse({"method": "dflash", "model": str(folder)} if folder else {"method": "ngram"})
+    else:
+        parsed = SpeculativeConfig.parse(config)
+    if parsed.method == "ngram":
+        from paceline.speculation.lookup import LookupDrafter
+
+        low, high, length = parsed.prompt_lookup_min, parsed.prompt_lookup_max, parsed.num_speculative_tokens
+        assert low is not None and high is not None and length is not None
+        return parsed, LookupDrafter(low, high, length)
+    return parsed, _dflash(parsed, target, sampler)
+
+
+def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode) -> Drafter:
+    from paceline.models.dflash import load_drafter
+    from paceline.speculation.dflash import DFlashProposer
+    from paceline.weights.store import resolve_model
+
+    if parsed.model is None:
+        folder = shipped_drafter(target)
+        if folder is None:
+            raise ConfigError(f"speculative config: method dflash needs model: no drafter ships for {target.path}")
+    else:
+        folder = resolve_model(parsed.model)
+    drafter = load_drafter(folder, target)
+    trained = drafter.config.max_drafts
+    length = parsed.num_speculative_tokens or trained
+    if length > trained:
+        log.warning(
+            "num_speculative_tokens = %d is more than the %d drafts this drafter was trained for (block_size %d); "
+            "positions beyond them are rarely accepted",
+            length,
+            trained,
+            drafter.config.block_size,
+        )
+    return DFlashProposer(drafter, length, sampler)

@@ -1,0 +1,42 @@
+"""Write a trained drafter as a z-lab checkpoint, with the list of head rows beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
+from safetensors.torch import load_file, save_file
+
+from .model import Drafter, DrafterConfig
+
+HEAD_ROWS_FILE = "head_rows.safetensors"
+
+
+def export_drafter(
+    model: Drafter, rows: Sequence[int] | None, folder: Path, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """``config.json``, ``model.safetensors`` (z-lab's tensor names) and, if ``rows`` is given, ``head_rows.safetensors``.
+
+    The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
+    Loaders that do not know the file use the whole head, which is also right.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model.config.to_hf(str(dtype).removeprefix("torch.")), indent=2) + "\n")
+    tensors = {name: t.detach().to("cpu", dtype).contiguous() for name, t in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if rows is not None:
+        save_arrays({"head_rows": np.asarray(sorted(rows), dtype=np.int32)}, folder / HEAD_ROWS_FILE)
+
+
+def load_drafter(folder: Path) -> tuple[Drafter, list[int] | None]:
+    """The drafter of a z-lab checkpoint in fp32, and its head rows (None: the whole head)."""
+    model = Drafter(DrafterConfig.from_hf(json.loads((folder / "config.json").read_text())))
+    model.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
+    rows_file = folder / HEAD_ROWS_FILE
+    rows = load_arrays(rows_file)["head_rows"].tolist() if rows_file.exists() else None
+    return model, rows
