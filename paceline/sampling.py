@@ -9,8 +9,8 @@ The second mode, `rejection` (Leviathan et al. 2023, Chen et al. 2023), accepts 
 otherwise draws from the residual: exact in distribution, with a higher acceptance rate, but the text for a seed then
 depends on the drafts. Its streams of random numbers are separate (drafts, accept tests, replacements).
 
-Rows: a request with drafts d_1..d_k has k + 1 consecutive rows of logits; row j predicts the token that follows d_j, and
-its penalties count the committed tokens and d_1..d_j.
+Rows: a request with drafts d_1..d_k has k + 1 consecutive rows of logits; row j predicts the token that follows d_j,
+and its penalties count the committed tokens and d_1..d_j.
 """
 
 from __future__ import annotations
@@ -207,9 +207,7 @@ def _split(tokens: list[int], counts: Sequence[int]) -> list[list[int]]:
     return out
 
 
-def token_logprobs(
-    logits: Floats, rows: Sequence[int], token_ids: Sequence[int], num_top: int
-) -> list[TokenLogprobs]:
+def token_logprobs(logits: Floats, rows: Sequence[int], token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """Raw log-softmax of token_ids[i] in row rows[i], with the num_top best of that row.
 
     The value is computed in one fixed order from its own row: the same bits in any batch.

@@ -39,9 +39,9 @@ class StopResult:
 class StopChecker:
     """Follows one choice of one request.
 
-    The first stop counts, token by token: an end-of-sequence or stop id; else a stop string, at the token that completes
-    it (of several, the one whose last character comes first, then the longest); else the limits (max_tokens, context).
-    The ids include the token that stopped. The text ends before the stop string (behind it with
+    The first stop counts, token by token: an end-of-sequence or stop id; else a stop string, at the token that
+    completes it (of several, the one whose last character comes first, then the longest); else the limits
+    (max_tokens, context). The ids include the token that stopped. The text ends before the stop string (behind it with
     include_stop_str_in_output), and a stop token adds no text (unless so). Nothing stops within the first min_tokens
     tokens but the limits; a stop string may begin there. Text that may turn out to begin a stop string is held back.
     """
@@ -55,8 +55,8 @@ class StopChecker:
         num_prompt_tokens: int,
         max_model_len: int,
     ) -> None:
-        """detokenizer: None if no text is wanted; then stop strings raise ValueError. max_model_len: tokens of prompt and
-        output together."""
+        """detokenizer: None if no text is wanted; then stop strings raise ValueError. max_model_len: tokens of prompt
+        and output together."""
         if detokenizer is None and params.stop_strings:
             raise ValueError(f"stop={list(params.stop_strings)}: stop strings need a detokenizer")
         self._detokenizer = detokenizer

@@ -47,23 +47,20 @@ def measure(
     """Measure forward passes of each number of rows; returns the object that `--output` writes."""
     import paceline._native as _native
 
-    info = llm.info()
-    isa, threads = info["isa"], info["threads"]
+    model = llm.model
     samples = KernelSamples(seconds={count: [] for count in rows})
     for count in rows:
         llm.time_forward(count, context)
     for repeat in range(repeats):
-        samples.bandwidth.append(
-            max(_native.measure_read_bandwidth(READ_BYTES, threads, prefetch) for prefetch in (False, True))
-        )
+        samples.bandwidth.append(_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa))
         on_step("read bandwidth")
-        samples.peak.append(_native.measure_peak(isa, threads))
+        samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32))
         on_step("arithmetic peak")
         for count in rows if repeat % 2 == 0 else reversed(rows):
             samples.seconds[count].append(llm.time_forward(count, context))
             on_step(f"{count} rows")
     costs = {count: llm.pass_cost(count, context) for count in rows}
-    return summarise(samples, costs, isa=isa, threads=threads)
+    return summarise(samples, costs, isa=model.isa, threads=model.threads)
 
 
 def summarise(

@@ -14,6 +14,19 @@ from paceline.cli import options as opt
 if TYPE_CHECKING:
     from paceline.weights.checkpoint import Checkpoint
 
+ENGINE_KEYS = (
+    "dtype",
+    "isa",
+    "threads",
+    "max_model_len",
+    "weights_bytes",
+    "kv_cache_bytes",
+    "kv_cache_tokens",
+    "kv_bytes_per_token",
+    "speculation",
+    "num_speculative_tokens",
+)
+
 
 def pull(model: opt.ModelArgument) -> None:
     """Fetch a model into the cache and print where it lies.
@@ -67,21 +80,17 @@ def info(
     llm = open_llm(opt.EngineOptions(model, dtype, threads))
     checkpoint = open_checkpoint(resolve_model(model))
     try:
-        facts = {"model": model, **describe(checkpoint), "engine": llm.info()}
+        facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
     finally:
         checkpoint.close()
-    if as_json:
-        print(json.dumps(facts, indent=2, default=str))
-    else:
-        _print_facts(facts)
+    print(json.dumps(facts, indent=2) if as_json else facts_text(facts))
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the files say: architecture, sizes, parameters and the dtypes they are stored in."""
     config = checkpoint.config
-    names = checkpoint.names()
     stored: dict[str, int] = {}
-    for name in names:
+    for name in checkpoint.names():
         dtype = checkpoint.stored_dtype(name)
         stored[dtype] = stored.get(dtype, 0) + math.prod(checkpoint.shape(name))
     heads = config["num_attention_heads"]
@@ -89,12 +98,12 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "architecture": config["model_type"],
         "parameters": sum(stored.values()),
-        "stored_parameters_by_dtype": stored,
-        "layers": config["num_hidden_layers"],
+        "stored_parameters": stored,
+        "num_layers": config["num_hidden_layers"],
         "hidden_size": config["hidden_size"],
         "intermediate_size": config["intermediate_size"],
-        "attention_heads": heads,
-        "kv_heads": config.get("num_key_value_heads", heads),
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads", heads),
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
         "vocab_size": config["vocab_size"],
         "tied_head": bool(config.get("tie_word_embeddings", False)),
@@ -102,30 +111,46 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _print_facts(facts: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def facts_text(facts: dict[str, Any]) -> str:
+    """The facts of `info` for people."""
+    engine = facts["engine"]
+    stored = ", ".join(f"{_short(count)} as {dtype}" for dtype, count in facts["stored_parameters"].items())
+    drafts = engine["speculation"]
+    rows = [
+        ("model", facts["model"]),
+        ("path", facts["path"]),
+        (
+            "architecture",
+            f"{facts['architecture']}, {facts['num_layers']} layers, width {facts['hidden_size']:,}, "
+            f"feed-forward {facts['intermediate_size']:,}",
+        ),
+        (
+            "attention",
+            f"{facts['num_attention_heads']} heads of {facts['head_dim']}, "
+            f"{facts['num_key_value_heads']} for keys and values",
+        ),
+        (
+            "vocabulary",
+            f"{facts['vocab_size']:,}, head {'tied to' if facts['tied_head'] else 'apart from'} the embedding",
+        ),
+        ("parameters", f"{_short(facts['parameters'])} ({stored})"),
+        ("context", f"{facts['context_length']:,} tokens, {engine['max_model_len']:,} used"),
+        ("kernels", f"{engine['isa']}, {engine['threads']} threads"),
+        ("weights", f"{engine['weights_bytes'] / 2**20:,.0f} MiB as {engine['dtype']}"),
+        (
+            "KV cache",
+            f"up to {engine['kv_cache_bytes'] / 2**20:,.0f} MiB for {engine['kv_cache_tokens']:,} tokens "
+            f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each), taken as it fills",
+        ),
+        ("speculation", f"{drafts}, {engine['num_speculative_tokens']} tokens a draft" if drafts else "none"),
+    ]
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    for name, value in _flat(facts):
-        table.add_row(name, value)
-    Console(highlight=False).print(table)
 
-
-def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for name, value in facts.items():
-        label = f"{prefix}{name}".replace("_", " ")
-        if isinstance(value, dict):
-            rows += _flat(value, f"{label}: ")
-        elif name.endswith("_bytes") and isinstance(value, int):
-            rows.append((label.removesuffix(" bytes"), f"{value / 2**20:,.1f} MiB"))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            rows.append((label, f"{value:,}"))
-        elif isinstance(value, float):
-            rows.append((label, f"{value:,.4g}"))
-        else:
-            rows.append((label, "yes" if value is True else "no" if value is False else str(value)))
-    return rows
+def _short(count: int) -> str:
+    """134515008 -> "134.5 M"."""
+    for size, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return str(count)

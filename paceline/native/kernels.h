@@ -34,6 +34,8 @@ struct GemmArgs {
   const void* w;      // packed panels
   bool w_f32;
   int panel_begin, panel_end;
+  const uint8_t* next;  // weights that this thread reads next, to be on their way when it gets there
+  size_t next_bytes;
   Epilogue epilogue;
   const float* bias;  // [n] or null
   float* out;         // [rows, ldo]

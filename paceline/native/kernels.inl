@@ -22,6 +22,8 @@ using paceline::QueryTile;
 
 // Ahead of the stream of weights: covers memory latency also while a tile's results are written out.
 constexpr int kPrefetchBytes = 8192;
+// Panels up to this size stay in the second-level cache, two at a time, while row tiles pass over them.
+constexpr size_t kSharedPanelBytes = 128 << 10;
 constexpr float kNegInf = -__builtin_inff();
 
 // ---------------------------------------------------------------- scalars and reductions
@@ -93,6 +95,15 @@ inline void store_act_part(void* base, size_t index, Act act, V x, int n) {
 
 // ---------------------------------------------------------------- matrix product
 
+template <bool B, class X, class Y>
+struct Pick {
+  using type = X;
+};
+template <class X, class Y>
+struct Pick<false, X, Y> {
+  using type = Y;
+};
+
 // Rows of the activations, reachable with few address registers: row r is base[r / 3] + (r % 3) * stride.
 template <class A, int MR>
 struct Rows {
@@ -104,127 +115,87 @@ struct Rows {
   inline const A* at(int r) const { return base[r / 3] + size_t(r % 3) * stride; }
 };
 
-// One tile: MR rows times NV vectors of columns (NV 4: two panels, 2: one panel, 1: half a panel).
-// w points at the first vector; pstride: bytes from one panel to the next. tmp: [MR][ldt].
-template <int MR, int NV>
-inline void tile_f32(const float* a, size_t lda, const uint8_t* w, size_t pstride, int k, float* tmp, int ldt,
-                     bool prefetch) {
-  const Rows<float, MR> rows(a, lda);
-  V acc[MR][NV];
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
-  const uint8_t* p0 = w;
-  const uint8_t* p1 = w + pstride;
-  for (int i = 0; i < k; ++i) {
-    V wv[NV];
-    for (int v = 0; v < NV; ++v)
-      wv[v] = S::load(reinterpret_cast<const float*>((v < 2 ? p0 : p1) + size_t(i) * 128 + (v & 1) * 64));
-    if (prefetch) {
-      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes);
-      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes + 64);
-      if (NV == 4) {
-        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes);
-        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes + 64);
-      }
-    }
-    for (int r = 0; r < MR; ++r) {
-      const V x = S::set1(rows.at(r)[i]);
-      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(wv[v], x, acc[r][v]);
-    }
-  }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) S::store(tmp + r * ldt + v * 16, acc[r][v]);
-}
-
-// The same on bf16 weights; kp counts pairs of k.
-template <int MR, int NV>
-inline void tile_bf16(const void* a, size_t lda, const uint8_t* w, size_t pstride, int kp, float* tmp, int ldt,
-                      bool prefetch) {
-  V acc[MR][NV];
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
-  const uint8_t* p0 = w;
-  const uint8_t* p1 = w + pstride;
-#ifdef PACELINE_BF16_DOT
-  const Rows<uint32_t, MR> rows(static_cast<const uint32_t*>(a), lda / 2);
-#else
-  const Rows<float, MR> rows(static_cast<const float*>(a), lda);
-#endif
-#pragma GCC unroll 2
-  for (int i = 0; i < kp; ++i) {
-    Pairs wv[NV];
-    for (int v = 0; v < NV; ++v)
-      wv[v] = S::load_pairs(reinterpret_cast<const uint16_t*>((v < 2 ? p0 : p1) + size_t(i) * 128 + (v & 1) * 64));
-    if (prefetch) {
-      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes);
-      S::prefetch(p0 + size_t(i) * 128 + kPrefetchBytes + 64);
-      if (NV == 4) {
-        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes);
-        S::prefetch(p1 + size_t(i) * 128 + kPrefetchBytes + 64);
-      }
-    }
-#ifdef PACELINE_BF16_DOT
-    for (int r = 0; r < MR; ++r) {
-      const uint32_t x = rows.at(r)[i];
-      for (int v = 0; v < NV; ++v) acc[r][v] = S::dot_pairs(acc[r][v], wv[v], x);
-    }
-#else
-    V half[NV];
-    for (int v = 0; v < NV; ++v) half[v] = S::even(wv[v]);
-    for (int r = 0; r < MR; ++r) {
-      const V x = S::set1(rows.at(r)[2 * i]);
-      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
-    }
-    for (int v = 0; v < NV; ++v) half[v] = S::odd(wv[v]);
-    for (int r = 0; r < MR; ++r) {
-      const V x = S::set1(rows.at(r)[2 * i + 1]);
-      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
-    }
-#endif
-  }
-  for (int r = 0; r < MR; ++r)
-    for (int v = 0; v < NV; ++v) S::store(tmp + r * ldt + v * 16, acc[r][v]);
-}
-
-template <int N>
-struct Int {
-  static constexpr int value = N;
+// Which lines to ask for while a tile runs: `step` bytes further per step of the walk, two lines each when ahead.
+struct Prefetch {
+  const uint8_t* at;
+  size_t step;
 };
 
-// Fills tmp [MR][panels * 32] for one or two neighbouring panels.
-template <int MR, bool F32>
-void tile_rows(const GemmArgs& g, const void* a, const uint8_t* w, size_t pstride, int panels, float* tmp,
-               bool prefetch) {
-  const int steps = F32 ? g.k : (g.k + 1) / 2;
-  const int ldt = panels * 32;
-  const auto run = [&](auto nv, const uint8_t* at, float* out) {
-    constexpr int NV = decltype(nv)::value;
-    if constexpr (F32)
-      tile_f32<MR, NV>(static_cast<const float*>(a), g.lda, at, pstride, steps, out, ldt, prefetch);
-    else
-      tile_bf16<MR, NV>(a, g.lda, at, pstride, steps, out, ldt, prefetch);
-  };
-  if constexpr (MR <= S::kWideRows) {
-    if (panels == 2) return run(Int<4>{}, w, tmp);
-  }
-  for (int p = 0; p < panels; ++p) {
-    if constexpr (MR <= S::kPanelRows) {
-      run(Int<2>{}, w + p * pstride, tmp + p * 32);
+// One tile: MR rows times NV vectors of columns (NV 2: one panel, 1: half a panel). w points at the first vector;
+// steps counts k, or pairs of k for bf16 weights. Writes tmp [MR][ldt]. kAhead: prefetch the stream itself.
+template <int MR, int NV, bool F32, bool kAhead>
+inline void tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next) {
+  V acc[MR][NV];
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
+  constexpr bool kDot = S::kBf16Dot && !F32;
+  using A = typename Pick<kDot, uint32_t, float>::type;
+  const Rows<A, MR> rows(static_cast<const A*>(a), kDot ? lda / 2 : lda);
+#pragma GCC unroll 2
+  for (int i = 0; i < steps; ++i) {
+    const uint8_t* at = w + size_t(i) * 128;
+    if (kAhead) {
+      S::prefetch(next.at + size_t(i) * next.step);
+      S::prefetch(next.at + size_t(i) * next.step + 64);
     } else {
-      run(Int<1>{}, w + p * pstride, tmp + p * 32);
-      run(Int<1>{}, w + p * pstride + 64, tmp + p * 32 + 16);
+      S::prefetch_far(next.at + size_t(i) * next.step);
     }
+    if constexpr (F32) {
+      V wv[NV];
+      for (int v = 0; v < NV; ++v) wv[v] = S::load(reinterpret_cast<const float*>(at + v * 64));
+      for (int r = 0; r < MR; ++r) {
+        const V x = S::set1(rows.at(r)[i]);
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(wv[v], x, acc[r][v]);
+      }
+    } else {
+      Pairs wv[NV];
+      for (int v = 0; v < NV; ++v) wv[v] = S::load_pairs(reinterpret_cast<const uint16_t*>(at + v * 64));
+#ifdef PACELINE_BF16_DOT
+      for (int r = 0; r < MR; ++r) {
+        const uint32_t x = rows.at(r)[i];
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::dot_pairs(acc[r][v], wv[v], x);
+      }
+#else
+      V half[NV];
+      for (int v = 0; v < NV; ++v) half[v] = S::even(wv[v]);
+      for (int r = 0; r < MR; ++r) {
+        const V x = S::set1(rows.at(r)[2 * i]);
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
+      }
+      for (int v = 0; v < NV; ++v) half[v] = S::odd(wv[v]);
+      for (int r = 0; r < MR; ++r) {
+        const V x = S::set1(rows.at(r)[2 * i + 1]);
+        for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(half[v], x, acc[r][v]);
+      }
+#endif
+    }
+  }
+  for (int r = 0; r < MR; ++r)
+    for (int v = 0; v < NV; ++v) S::store(tmp + r * ldt + v * 16, acc[r][v]);
+}
+
+// One panel for MR rows: tmp [MR][ldt].
+template <int MR, bool F32>
+void panel_tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next, bool ahead) {
+  if constexpr (MR <= S::kPanelRows) {
+    if (ahead)
+      tile<MR, 2, F32, true>(a, lda, w, steps, tmp, ldt, next);
+    else
+      tile<MR, 2, F32, false>(a, lda, w, steps, tmp, ldt, next);
+  } else {
+    tile<MR, 1, F32, true>(a, lda, w, steps, tmp, ldt, next);
+    tile<MR, 1, F32, true>(a, lda, w + 64, steps, tmp + 16, ldt, next);
   }
 }
 
 constexpr int kMaxTileRows = S::kPanelRows > S::kHalfRows ? S::kPanelRows : S::kHalfRows;
 
 template <bool F32>
-inline void tile_dispatch(int mr, const GemmArgs& g, const void* a, const uint8_t* w, size_t pstride, int panels,
-                          float* tmp, bool prefetch) {
-#define PL_CASE(N)                                                                  \
-  case N:                                                                           \
-    if constexpr (N <= kMaxTileRows) tile_rows<N, F32>(g, a, w, pstride, panels, tmp, prefetch); \
+inline void panel_dispatch(int mr, const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt,
+                           Prefetch next, bool ahead) {
+#define PL_CASE(N)                                                                             \
+  case N:                                                                                      \
+    if constexpr (N <= kMaxTileRows) panel_tile<N, F32>(a, lda, w, steps, tmp, ldt, next, ahead); \
     break
   switch (mr) {
     PL_CASE(1);
@@ -274,24 +245,44 @@ void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, i
     }
 }
 
-// Panels [panel_begin, panel_end) of the product for all rows. Panels are taken in pairs; a pair's weights stay in the
-// second-level cache while the row tiles pass over them.
+// Panels [panel_begin, panel_end) of the product for all rows, in pairs (a gated result needs both). One tile of rows
+// streams the weights and prefetches its own stream. Several tiles find a pair of panels in the second-level cache,
+// and meanwhile ask for the next pair, each for its share, so that memory never waits for arithmetic.
 template <bool F32>
 void gemm_t(const GemmArgs& g) {
-  const size_t pstride = size_t(F32 ? g.k : (g.k + 1) / 2) * 128;
+  const int steps = F32 ? g.k : (g.k + 1) / 2;
+  const size_t pstride = size_t(steps) * 128;
   const int tiles = (g.rows + kMaxTileRows - 1) / kMaxTileRows;
   const size_t item = F32 || !S::kBf16Dot ? 4 : 2;
+  const bool share = tiles > 1 && pstride <= kSharedPanelBytes;
   float tmp[kMaxTileRows * 64];
   for (int p = g.panel_begin; p < g.panel_end; p += 2) {
     const int panels = g.panel_end - p < 2 ? 1 : 2;
+    const bool last = p + 2 >= g.panel_end;
+    const uint8_t* follow = static_cast<const uint8_t*>(g.w) + size_t(p + 2) * pstride;
+    const size_t follow_bytes = last ? g.next_bytes : size_t(g.panel_end - p - 2 < 2 ? 1 : 2) * pstride;
+    if (last) follow = g.next;
     const uint8_t* w = static_cast<const uint8_t*>(g.w) + size_t(p) * pstride;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = int(int64_t(g.rows) * t / tiles), r1 = int(int64_t(g.rows) * (t + 1) / tiles);
       const uint8_t* a = static_cast<const uint8_t*>(g.a) + size_t(r0) * g.lda * item;
-      tile_dispatch<F32>(r1 - r0, g, a, w, pstride, panels, tmp, t == 0);
+      for (int i = 0; i < panels; ++i) {
+        const uint8_t* at = w + i * pstride;
+        const bool ahead = t == 0 && (p == g.panel_begin || !share);
+        Prefetch next{at, 0};  // nothing new: a line that is at hand
+        if (ahead) {
+          next = {at + kPrefetchBytes, 128};
+        } else if (share && follow_bytes) {
+          const size_t part = follow_bytes / size_t(panels * tiles);
+          next = {follow + part * size_t(i * tiles + t), (part + size_t(steps) - 1) / size_t(steps)};
+        }
+        panel_dispatch<F32>(r1 - r0, a, g.lda, at, steps, tmp + i * 32, panels * 32, next, ahead);
+      }
       epilogue(g, tmp, r0, r1 - r0, p, panels);
     }
   }
+  if (!share)
+    for (size_t i = 0; i < g.next_bytes && i < size_t(kPrefetchBytes); i += 64) S::prefetch(g.next + i);
 }
 
 void gemm(const GemmArgs& g) {

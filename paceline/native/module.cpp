@@ -96,7 +96,7 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("row: outside the packed weight");
             p.row_f32(row, out.data());
           },
-          "row"_a, "out"_a);
+          "row"_a, "out"_a.noconvert());
 
   nb::class_<KVCache>(m, "KVCache")
       .def(nb::init<int, int, int, int, bool>(), "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a)
@@ -113,7 +113,7 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("read: outside the cache");
             c.read(layer, block, slot, keys.data(), values.data());
           },
-          "layer"_a, "block"_a, "slot"_a, "keys"_a, "values"_a);
+          "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert());
 
   nb::enum_<BufferKind>(m, "BufferKind")
       .value("F32", BufferKind::kF32)
@@ -175,13 +175,13 @@ NB_MODULE(_native, m) {
             op.out = out;
             op.scale = scale;
             ConstFloats2 f;
-            if (nb::try_cast(table, f)) {
+            if (nb::try_cast(table, f, false)) {  // as it is: bits of halves would convert to numbers
               op.table = reinterpret_cast<const uint8_t*>(f.data());
               op.table_f32 = true;
               op.vocab = int(f.shape(0));
               op.width = int(f.shape(1));
             } else {
-              const Halves2 h = nb::cast<Halves2>(table);
+              const Halves2 h = nb::cast<Halves2>(table, false);
               op.table = reinterpret_cast<const uint8_t*>(h.data());
               op.vocab = int(h.shape(0));
               op.width = int(h.shape(1));
@@ -326,7 +326,8 @@ NB_MODULE(_native, m) {
             p.plan->run(b, cache);
           },
           "cache"_a.none(), "positions"_a, "row_starts"_a, "tokens"_a = nb::none(), "block_tables"_a = nb::none(),
-          "select"_a = nb::none(), "logits"_a = nb::none(), "taps"_a = nb::none(), "input"_a = nb::none());
+          "select"_a = nb::none(), "logits"_a.noconvert() = nb::none(), "taps"_a.noconvert() = nb::none(),
+          "input"_a = nb::none());
 
   // Floors of design.md section 4. GB/s of the best of a plain and a prefetching read loop; operations per second.
   m.def(

@@ -442,6 +442,15 @@ void Plan::linear(const Op& op, const Batch& b, int tid) {
   const Range panels = share(op.w->panels / unit, tid, threads);
   g.panel_begin = panels.begin * unit;
   g.panel_end = panels.end * unit;
+  for (const Op* next = &op + 1; next < ops_.data() + ops_.size(); ++next) {
+    if (next->kind != Op::kLinear) continue;
+    const int next_unit = next->w->gated ? 2 : 1;
+    const Range first = share(next->w->panels / next_unit, tid, threads);
+    const size_t panel = next->w->bytes() / size_t(next->w->panels);
+    g.next = next->w->data + panel * size_t(first.begin * next_unit);
+    g.next_bytes = panel * size_t(std::min(2, (first.end - first.begin) * next_unit));
+    break;
+  }
   kernels_.gemm(g);
 }
 

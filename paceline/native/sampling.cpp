@@ -309,7 +309,7 @@ nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states
       for (int64_t j = 0; j < counts[i]; ++j, ++r) {
         const RowView& view = pass.view(r, state);
         const NoiseKey key = noise_key(state, with_probs ? Stream::kDraft : Stream::kGumbel);
-        if (with_probs) warped_probs(view, state.warp, &probs[r * width]);
+        if (with_probs) Distribution(view, state.warp).write(&probs[r * width]);
         out[r] = pass.token(draw_coupled(view, state.warp, key));
         prefix.push(out[r]);
       }
@@ -328,7 +328,7 @@ nb::object probs(const Logits& logits, const std::vector<SamplingState*>& states
   {
     nb::gil_scoped_release release;
     each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
-      warped_probs(pass.view(r, state), state.warp, &out[r * width]);
+      Distribution(pass.view(r, state), state.warp).write(&out[r * width]);
     });
   }
   return to_numpy(std::move(out), {pass.rows(), width});
@@ -393,14 +393,17 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
     Prefix prefix(state);
     size_t j = 0;
     for (;; ++j) {
-      warped_probs(pass.view(row + j, state), state.warp, p.data());
-      if (j == block.size()) break;
-      const DraftDistribution qj = q.row(draft + j);
-      if (!accept_draft(p.data(), qj, block[j], uniform53(noise_key(state, Stream::kAccept)))) {
-        subtract_residual(p.data(), width, qj, block[j]);
-        break;
+      const Distribution target(pass.view(row + j, state), state.warp);
+      if (j < block.size()) {
+        const float prob = target.at(static_cast<int>(block[j]));
+        if (accept_draft(prob, q.row(draft + j), block[j], uniform53(noise_key(state, Stream::kAccept)))) {
+          prefix.push(block[j]);
+          continue;
+        }
       }
-      prefix.push(block[j]);
+      target.write(p.data());
+      if (j < block.size()) subtract_residual(p.data(), width, q.row(draft + j), block[j]);
+      break;
     }
     out.emplace_back(static_cast<int64_t>(j),
                      draw_inverse_cdf(p.data(), width, uniform53(noise_key(state, Stream::kNext))));
@@ -425,7 +428,7 @@ nb::object reject_block(const Logits& target_probs, const Tokens& drafts, const 
     const float* row = target_probs.data() + j * static_cast<size_t>(vocab);
     p.assign(row, row + vocab);
     if (j == drafts.size()) break;
-    if (accept_draft(row, q.row(j), drafts[j], uniforms[j])) continue;
+    if (accept_draft(row[drafts[j]], q.row(j), drafts[j], uniforms[j])) continue;
     subtract_residual(p.data(), vocab, q.row(j), drafts[j]);
     break;
   }

@@ -74,7 +74,7 @@ void fill_weights(const RowView& row, float scale, Survivors& s) {
 // Keeps the elements that come first in the order (logit descending, id ascending) while the measure of those before is
 // below `limit`; an element's measure is its weight, or 1. At least one is kept. The elements are counted into buckets;
 // those above the boundary bucket are kept, the boundary bucket itself is split further: first by linear buckets
-// between the extremes, then by the bits of the logit. Equal logits are walked by id.
+// between the extremes, then by the bits of the logit. What few elements remain are sorted.
 class PrefixSelection {
  public:
   void apply(Survivors& s, double limit, bool weighted) {
@@ -85,12 +85,18 @@ class PrefixSelection {
     before_ = 0;
 
     const auto [low, high] = std::minmax_element(s.logits.begin(), s.logits.end());
-    const float lowest = *low, scale = 2047.0f / (*high - lowest);
+    const int last = std::clamp(n / 8, 8, 2048) - 1;
+    const float lowest = *low, scale = static_cast<float>(last) / (*high - lowest);
     if (scale > 0 && scale < kInf)
-      split(s, limit, weighted, [&](float x) { return std::min(static_cast<int>((x - lowest) * scale), 2047); });
-    split(s, limit, weighted, [](float x) { return static_cast<int>(order_key(x) >> 21); });
-    split(s, limit, weighted, [](float x) { return static_cast<int>(order_key(x) >> 10 & 0x7FF); });
-    split(s, limit, weighted, [](float x) { return static_cast<int>(order_key(x) & 0x3FF); });
+      split(s, limit, weighted, last, [&](float x) { return std::min(static_cast<int>((x - lowest) * scale), last); });
+    split(s, limit, weighted, 0x7FF, [](float x) { return static_cast<int>(order_key(x) >> 21); });
+    split(s, limit, weighted, 0x7FF, [](float x) { return static_cast<int>(order_key(x) >> 10 & 0x7FF); });
+    split(s, limit, weighted, 0x3FF, [](float x) { return static_cast<int>(order_key(x) & 0x3FF); });
+    if (active_.size() <= kFew)  // else they are equal, and in order of ids already
+      std::sort(active_.begin(), active_.end(), [&s](int a, int b) {
+        const float x = s.logits[static_cast<size_t>(a)], y = s.logits[static_cast<size_t>(b)];
+        return x > y || (x == y && a < b);
+      });
     for (int i : active_) {
       if (before_ >= limit && before_ > 0) break;
       kept_[static_cast<size_t>(i)] = 1;
@@ -111,6 +117,7 @@ class PrefixSelection {
   }
 
  private:
+  static constexpr size_t kFew = 64;
   static constexpr float kInf = std::numeric_limits<float>::infinity();
   std::vector<uint8_t> kept_;
   std::vector<int32_t> active_;    // undecided elements, by id
@@ -123,14 +130,14 @@ class PrefixSelection {
   }
 
   template <class Bucket>
-  void split(const Survivors& s, double limit, bool weighted, Bucket&& bucket) {
-    if (active_.size() < 2) return;
+  void split(const Survivors& s, double limit, bool weighted, int last, Bucket&& bucket) {
+    if (active_.size() <= kFew) return;
     buckets_.resize(active_.size());
-    histogram_.assign(2048, 0.0);
+    histogram_.assign(static_cast<size_t>(last) + 1, 0.0);
     for (size_t a = 0; a < active_.size(); ++a)
       buckets_[a] = static_cast<uint16_t>(bucket(s.logits[static_cast<size_t>(active_[a])]));
     for (size_t a = 0; a < active_.size(); ++a) histogram_[buckets_[a]] += measure(s, active_[a], weighted);
-    int boundary = 2047;
+    int boundary = last;
     while (boundary >= 0 && before_ + histogram_[static_cast<size_t>(boundary)] < limit)
       before_ += histogram_[static_cast<size_t>(boundary--)];
     size_t remaining = 0;
@@ -340,32 +347,48 @@ int draw_coupled(const RowView& row, const Warp& warp, const NoiseKey& key) {
   return best.column;
 }
 
-void warped_probs(const RowView& row, const Warp& warp, float* probs) {
-  const int n = row.size();
-  std::fill(probs, probs + n, 0.0f);
+Distribution::Distribution(const RowView& row, const Warp& warp) : row_(row) {
   if (warp.temperature <= 0 || row.empty()) {
-    probs[row.argmax()] = 1.0f;
+    certain_ = row.argmax();
     return;
   }
-  static thread_local Survivors survivors;
-  survive(row, warp, survivors);
-  const float scale = scale_of(warp.temperature);
-  if (survivors.all) {
-    const Kernels& k = kernels();
-    const double total = total_weight(row, scale);
+  scale_ = scale_of(warp.temperature);
+  survive(row, warp, survivors_);
+  if (survivors_.all) {
+    total_ = total_weight(row, scale_);
+  } else {
+    fill_weights(row, scale_, survivors_);
+    for (float w : survivors_.weights) total_ += w;
+  }
+}
+
+float Distribution::at(int column) const {
+  if (certain_ >= 0) return column == certain_ ? 1.0f : 0.0f;
+  if (survivors_.all) {
     float weights[kBlock];
-    for (int b = 0; b < row.blocks(); ++b) {
-      k.exp_block(row.block(b), row.max(), scale, weights);
-      for (int i = 0; i < std::min(kBlock, n - b * kBlock); ++i)
-        probs[b * kBlock + i] = static_cast<float>(weights[i] / total);
+    kernels().exp_block(row_.block(column / kBlock), row_.max(), scale_, weights);
+    return static_cast<float>(weights[column % kBlock] / total_);
+  }
+  const auto found = std::lower_bound(survivors_.columns.begin(), survivors_.columns.end(), column);
+  if (found == survivors_.columns.end() || *found != column) return 0.0f;
+  return static_cast<float>(survivors_.weights[static_cast<size_t>(found - survivors_.columns.begin())] / total_);
+}
+
+void Distribution::write(float* probs) const {
+  const int n = row_.size();
+  if (certain_ < 0 && survivors_.all) {
+    float weights[kBlock];
+    for (int b = 0; b < row_.blocks(); ++b) {
+      kernels().exp_block(row_.block(b), row_.max(), scale_, weights);
+      const int count = std::min(kBlock, n - b * kBlock);
+      for (int i = 0; i < count; ++i) probs[b * kBlock + i] = static_cast<float>(weights[i] / total_);
     }
     return;
   }
-  fill_weights(row, scale, survivors);
-  double total = 0;
-  for (float w : survivors.weights) total += w;
-  for (size_t i = 0; i < survivors.columns.size(); ++i)
-    probs[survivors.columns[i]] = static_cast<float>(survivors.weights[i] / total);
+  std::fill(probs, probs + n, 0.0f);
+  if (certain_ >= 0) probs[certain_] = 1.0f;
+  for (size_t i = 0; i < survivors_.columns.size(); ++i)
+    probs[survivors_.columns[i]] = static_cast<float>(survivors_.weights[i] / total_);
 }
 
 double DraftDistribution::at(int64_t token) const {
@@ -377,8 +400,8 @@ double DraftDistribution::at(int64_t token) const {
   return sum;
 }
 
-bool accept_draft(const float* target_probs, const DraftDistribution& q, int64_t draft, double u) {
-  return u * q.at(draft) < static_cast<double>(target_probs[draft]);
+bool accept_draft(float target_prob, const DraftDistribution& q, int64_t draft, double u) {
+  return u * q.at(draft) < static_cast<double>(target_prob);
 }
 
 void subtract_residual(float* target_probs, int n, const DraftDistribution& q, int64_t draft) {

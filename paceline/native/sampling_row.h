@@ -67,8 +67,20 @@ void survive(const RowView& row, const Warp& warp, Survivors& out);
 // Coupled draw: the column of argmax over the survivors of (logit - max) / temperature + gumbel; ties: lowest id.
 int draw_coupled(const RowView& row, const Warp& warp, const NoiseKey& key);
 
-// The warped distribution, dense: probs[row.size()].
-void warped_probs(const RowView& row, const Warp& warp, float* probs);
+// The warped distribution of a row; the row must outlive it.
+class Distribution {
+ public:
+  Distribution(const RowView& row, const Warp& warp);
+  float at(int column) const;
+  void write(float* probs) const;  // dense: probs[row.size()]
+
+ private:
+  const RowView& row_;
+  int certain_ = -1;  // the only column with mass: greedy, or nothing to choose from
+  Survivors survivors_;
+  float scale_ = 0;
+  double total_ = 0;
+};
 
 // A draft row's distribution q: dense over columns (ids null), or over `count` listed token ids; one-hot when probs is
 // null.
@@ -81,7 +93,7 @@ struct DraftDistribution {
 };
 
 // Leviathan et al. / Chen et al. (2023): true if the draft is kept, i.e. u * q(draft) < p(draft).
-bool accept_draft(const float* target_probs, const DraftDistribution& q, int64_t draft, double u);
+bool accept_draft(float target_prob, const DraftDistribution& q, int64_t draft, double u);
 // norm(max(p - q, 0)) in place; leaves p if nothing remains. `draft` is the rejected token (one-hot q).
 void subtract_residual(float* target_probs, int n, const DraftDistribution& q, int64_t draft);
 // Inverse-CDF draw in order of ids from probabilities that sum to about 1.

@@ -15,7 +15,6 @@ struct Pairs {
 };
 
 struct S {
-  static constexpr int kWideRows = 1;
   static constexpr int kPanelRows = 2;
   static constexpr int kHalfRows = 5;    // rows of a tile half a panel wide
   static constexpr int kQueryTile = 3;
@@ -100,6 +99,7 @@ struct S {
   }
   static float lane_sum(V x) { return sum8(_mm256_add_ps(x.lo, x.hi)); }
   static float lane_max(V x) { return max8(_mm256_max_ps(x.lo, x.hi)); }
+  static void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // second-level cache
   static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 };
 

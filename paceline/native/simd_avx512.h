@@ -11,7 +11,6 @@ using V = __m512;
 using Pairs = __m512i;
 
 struct S {
-  static constexpr int kWideRows = 6;
   static constexpr int kPanelRows = 12;
   static constexpr int kHalfRows = 12;    // rows of a tile half a panel wide
   static constexpr int kQueryTile = 6;
@@ -81,6 +80,7 @@ struct S {
   }
   static float lane_sum(V x) { return sum8(_mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
   static float lane_max(V x) { return max8(_mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1))); }
+  static void prefetch_far(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }  // second-level cache
   static void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T0); }
 };
 

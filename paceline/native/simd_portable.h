@@ -15,7 +15,6 @@ struct Pairs {  // sixteen (even k, odd k) bf16 pairs
 #define PL_EACH for (int i = 0; i < 16; ++i)
 
 struct S {
-  static constexpr int kWideRows = 1;    // rows of a tile two panels wide
   static constexpr int kPanelRows = 2;   // rows of a tile one panel wide
   static constexpr int kHalfRows = 2;    // rows of a tile half a panel wide
   static constexpr int kQueryTile = 2;
@@ -80,6 +79,7 @@ struct S {
     for (int i = 1; i < 16; ++i) m = x.v[i] > m ? x.v[i] : m;
     return m;
   }
+  static void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // second-level cache
   static void prefetch(const void* p) { __builtin_prefetch(p); }
 };
 #undef PL_EACH

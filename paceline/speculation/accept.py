@@ -8,8 +8,8 @@ from collections.abc import Sequence
 def accept(drafts: Sequence[int], target_tokens: Sequence[int]) -> int:
     """Number of drafts kept: the length of the longest prefix of drafts that equals the target's tokens.
 
-    target_tokens: what the target chose in the verify pass, one per row: entry 0 follows the last committed token, entry
-    j follows draft j. It has len(drafts) + 1 entries.
+    target_tokens: what the target chose in the verify pass, one per row: entry 0 follows the last committed token,
+    entry j follows draft j. It has len(drafts) + 1 entries.
 
     With a = accept(drafts, target_tokens), a step commits target_tokens[: a + 1]: the a accepted drafts and one token
     more, the target's correction of draft a + 1 or, if all were kept, the bonus. So a step commits at least one token.

@@ -95,9 +95,7 @@ def _check_key(key: str) -> None:
         raise SpeculativeConfigError(f"speculative config: the vLLM key '{key}' has no use here: {_NOT_USED[key]}")
     near = difflib.get_close_matches(str(key), KNOWN_KEYS, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise SpeculativeConfigError(
-        f"speculative config: unknown key '{key}'{hint} Known keys: {', '.join(KNOWN_KEYS)}"
-    )
+    raise SpeculativeConfigError(f"speculative config: unknown key '{key}'{hint} Known keys: {', '.join(KNOWN_KEYS)}")
 
 
 def _complete(values: dict[str, Any]) -> SpeculativeConfig:
@@ -127,6 +125,7 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
             low, high = DEFAULT_LOOKUP
         low = high if low is None else low  # vLLM's rule: one of them alone stands for both
         high = low if high is None else high
+        assert low is not None and high is not None
         if low > high:
             raise SpeculativeConfigError(
                 f"speculative config: prompt_lookup_min={low}: must not exceed prompt_lookup_max={high}"

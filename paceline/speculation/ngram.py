@@ -11,8 +11,7 @@ of the text goes on into itself, as LZ77 copies do, so that a loop of any period
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-
-from paceline.speculation.proposer import RequestView
+from typing import Protocol
 
 _TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
 
@@ -101,10 +100,21 @@ class NgramIndex:
         return window
 
 
-class NgramProposer:
-    """Prompt lookup over prompt and output of each request."""
+class RequestView(Protocol):
+    """The part of a request that prompt lookup reads."""
 
-    name = "ngram"
+    @property
+    def request_id(self) -> Hashable:
+        """Names the request (one per choice) until `finish`."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and committed output."""
+
+
+class NgramProposer:
+    """Prompt lookup over prompt and output of each request. An index follows its request's text by itself: it takes in
+    what is new, and forgets what was cut off."""
 
     def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
@@ -112,15 +122,11 @@ class NgramProposer:
         self._indexes: dict[Hashable, NgramIndex] = {}
 
     def propose(self, request: RequestView, max_drafts: int) -> list[int]:
-        """See Proposer.propose."""
+        """At most max_drafts guesses of the tokens after request.token_ids; [] if nothing like them came before."""
         return self._synchronised(request).propose(max_drafts)
 
-    def commit(self, request: RequestView, tokens: Sequence[int]) -> None:
-        """See Proposer.commit."""
-        self._synchronised(request)
-
     def finish(self, request: RequestView) -> None:
-        """See Proposer.finish."""
+        """The request ended: drop its index. Unknown requests are ignored."""
         self._indexes.pop(request.request_id, None)
 
     def _synchronised(self, request: RequestView) -> NgramIndex:

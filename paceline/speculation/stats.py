@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 
@@ -111,7 +111,7 @@ class SpecDecodeStats:
         """Survival at each position relative to the one before (to 1 for position 0); their running product is the
         survival. 0 where nothing survived to the position before."""
         reached = [self.num_drafts, *self.num_accepted_tokens_per_pos]
-        return [_ratio(n, before) for before, n in zip(reached, reached[1:], strict=False)]
+        return [_ratio(n, before) for before, n in pairwise(reached)]
 
     def as_dict(self) -> dict[str, Any]:
         """The machine-readable `spec_decode` object."""

@@ -38,7 +38,9 @@ class Batch:
         for i in range(0, len(self.domains), size):
             at = slice(i, i + size)
             teacher = None if self.teacher is None else self.teacher[at]
-            out.append(Batch(self.taps[at], self.anchors[at], self.tokens[at], self.valid[at], teacher, self.domains[at]))
+            out.append(
+                Batch(self.taps[at], self.anchors[at], self.tokens[at], self.valid[at], teacher, self.domains[at])
+            )
         return out
 
 

@@ -15,7 +15,7 @@ import torch
 
 from .data import make_batch
 from .features import FeatureStore
-from .fit import Heads
+from .heads import Heads
 from .model import Drafter
 
 
@@ -56,11 +56,9 @@ def walk(run_lengths: np.ndarray, first: int, end: int) -> list[int]:
     accepted = []
     at = first
     while at < end - 1:
-        a = int(min(run_lengths[at], end - 1 - at))
-        if at + a == end - 1:
-            a -= 1  # the last token of the answer is then the bonus of this round, as in the loop's last round
-        accepted.append(a)
-        at += a + 1
+        # a round commits its accepted drafts and one token more: the answer's last token counts as that one
+        accepted.append(int(min(run_lengths[at], end - 2 - at)))
+        at += accepted[-1] + 1
     return accepted
 
 

@@ -26,7 +26,9 @@ def export_drafter(
     Loaders that do not know the file use the whole head, which is also right.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model.config.to_hf(str(dtype).removeprefix("torch.")), indent=2) + "\n")
+    (folder / "config.json").write_text(
+        json.dumps(model.config.to_hf(str(dtype).removeprefix("torch.")), indent=2) + "\n"
+    )
     tensors = {name: t.detach().to("cpu", dtype).contiguous() for name, t in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if rows is not None:

@@ -12,33 +12,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from .errors import TrainError
+from .regenerate import Answer, usable
 from .target import TorchTarget
 
+__all__ = ["Answer", "FeatureStore", "batches_by_length", "extract", "usable"]
+
 SHARD_SEQUENCES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One training sequence: the prompt's ids and the target's own answer."""
-
-    id: int
-    domain: str
-    prompt: list[int]
-    answer: list[int]
-
-
-def usable(answers: Sequence[Answer], *, max_prompt: int, max_answer: int) -> Iterator[Answer]:
-    """Drop prompts beyond ``max_prompt`` tokens and answers too short to draft for; cut answers at ``max_answer``."""
-    for a in answers:
-        if len(a.prompt) <= max_prompt and len(a.answer) >= 2:
-            yield Answer(a.id, a.domain, a.prompt, a.answer[:max_answer])
 
 
 def batches_by_length(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -71,7 +57,7 @@ def extract(
     c = target.config
     bad = [t for t in taps if not 0 <= t < c.num_layers]
     if bad or len(set(taps)) != len(taps):
-        raise ValueError(f"target_layer_ids {list(taps)}: must be distinct and within 0..{c.num_layers - 1}")
+        raise TrainError(f"target_layer_ids {list(taps)}: must be distinct and within 0..{c.num_layers - 1}")
     out.mkdir(parents=True, exist_ok=True)
     description = {
         **(meta or {}),
@@ -88,7 +74,9 @@ def extract(
         old = json.loads(meta_file.read_text())
         for key in ("target_layer_ids", "hidden_size", "shard_sequences", "vocab_size"):
             if old[key] != description[key]:
-                raise ValueError(f"{meta_file}: {key} is {old[key]}, this run has {description[key]}; use another folder")
+                raise TrainError(
+                    f"{meta_file}: {key} is {old[key]}, this run has {description[key]}; use another folder"
+                )
     meta_file.write_text(json.dumps(description, indent=1))
     started, done = time.monotonic(), 0
     for number, first in enumerate(range(0, len(answers), shard_sequences)):

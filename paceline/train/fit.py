@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .data import Batch, training_batches
+from .errors import TrainError
 from .features import FeatureStore
+from .heads import Heads
 from .loss import LossConfig, acceptance, head_loss
 from .model import Drafter
 
@@ -85,29 +86,11 @@ def build_optimizers(model: Drafter, config: FitConfig) -> list[torch.optim.Opti
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         out = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)]
     else:
-        raise ValueError(f"optimizer is {config.optimizer!r}: choose muon or adamw")
+        raise TrainError(f"optimizer is {config.optimizer!r}: choose muon or adamw")
     for optimizer in out:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return out
-
-
-class Heads:
-    """The frozen parts of the target that a drafter uses: embedding rows, and head rows with their numbering."""
-
-    def __init__(self, embed: Tensor, head: Tensor, rows: list[int], mask_token_id: int) -> None:
-        self.embed = embed
-        self.rows = torch.tensor(rows, device=head.device)
-        self.head = head[self.rows].contiguous()
-        self.row_of = torch.full((head.shape[0],), -1, dtype=torch.long, device=head.device)
-        self.row_of[self.rows] = torch.arange(len(rows), device=head.device)
-        self.mask_token_id = mask_token_id
-
-    def block_embeds(self, anchor_tokens: Tensor, block_size: int) -> Tensor:
-        """``[..., B, H]`` fp32: the anchor's embedding row, then the mask token's."""
-        ids = torch.full((*anchor_tokens.shape, block_size), self.mask_token_id, device=anchor_tokens.device)
-        ids[..., 0] = anchor_tokens
-        return F.embedding(ids, self.embed).float()
 
 
 def batch_loss(
@@ -122,9 +105,7 @@ def batch_loss(
     labels = torch.where(valid, heads.row_of[tokens[..., 1:].clamp(min=0)], -1).flatten(0, 1)
     teacher = batch.teacher.to(device).flatten(0, 1) if batch.teacher is not None else None
     valid = valid.flatten(0, 1)
-    total, weight, hit = head_loss(
-        hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels, valid, loss, teacher
-    )
+    total, weight, hit = head_loss(hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels, valid, loss, teacher)
     return total, weight, hit, valid
 
 
@@ -162,21 +143,21 @@ class Trainer:
     def resume(self, *, new_schedule: bool = False) -> bool:
         """Load the checkpoint if there is one.
 
-        Raises ValueError where data or schedule differ from that run's, unless ``new_schedule``: then weights, optimiser
+        Raises TrainError where data or schedule differ from that run's, unless ``new_schedule``: then weights, optimiser
         state and step count go on under the present data and schedule.
         """
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, map_location=self.heads.embed.device, weights_only=True)
         if state["members"] != len(self.members) and not new_schedule:
-            raise ValueError(
+            raise TrainError(
                 f"{self.checkpoint} was trained on {state['members']} sequences, this run has {len(self.members)}: "
                 "the data order would change; choose another --out or restore the features"
             )
         fixed = {"steps", "batch_size", "anchors", "seed", "optimizer", "schedule", "workers"}
         for key in fixed:
             if state["config"][key] != asdict(self.config)[key] and not new_schedule:
-                raise ValueError(
+                raise TrainError(
                     f"{key} was {state['config'][key]} when {self.checkpoint} was written and is "
                     f"{asdict(self.config)[key]} now: resume with the same value or choose another --out"
                 )
@@ -200,7 +181,7 @@ class Trainer:
         hit, valid = torch.cat([r[3] for r in results]), torch.cat([r[4] for r in results])
         norm = torch.nn.utils.clip_grad_norm_(self.params, self.config.clip)
         if not torch.isfinite(norm):
-            raise FloatingPointError(f"gradient norm is {norm.item()} at step {self.step}: lower the learning rate")
+            raise TrainError(f"gradient norm is {norm.item()} at step {self.step}: lower the learning rate")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * factor

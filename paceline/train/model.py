@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .errors import TrainError
 from .target import apply_rope, rope_tables
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -46,15 +47,15 @@ class DrafterConfig:
         if not self.layer_types:
             object.__setattr__(self, "layer_types", (FULL,) * self.num_hidden_layers)
         if len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
+            raise TrainError(f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers")
         if not 0 <= self.mask_token_id < self.vocab_size:
-            raise ValueError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
+            raise TrainError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
         if self.block_size < 2:
-            raise ValueError(f"block_size is {self.block_size}: it must be at least 2 (the anchor and one draft)")
+            raise TrainError(f"block_size is {self.block_size}: it must be at least 2 (the anchor and one draft)")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+            raise TrainError("num_attention_heads must be a multiple of num_key_value_heads")
         if SLIDING in self.layer_types and not self.sliding_window:
-            raise ValueError("sliding_window is missing: layer_types has sliding_attention layers")
+            raise TrainError("sliding_window is missing: layer_types has sliding_attention layers")
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
@@ -69,7 +70,7 @@ class DrafterConfig:
         def value(key: str) -> Any:
             found = nested.get(key, config.get(key))
             if found is None:
-                raise ValueError(f"config.json of the drafter lacks {key}")
+                raise TrainError(f"config.json of the drafter lacks {key}")
             return found
 
         causal = config.get("is_causal", nested.get("causal"))

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .errors import TrainError
+
 SUPPORTED_TYPES = ("llama", "qwen2", "qwen3")
 
 
@@ -36,12 +38,12 @@ class TargetConfig:
     def from_hf(cls, config: dict[str, Any]) -> TargetConfig:
         model_type = config.get("model_type", "")
         if model_type not in SUPPORTED_TYPES:
-            raise ValueError(f"model_type is {model_type!r}: the trainer knows {', '.join(SUPPORTED_TYPES)} targets")
+            raise TrainError(f"model_type is {model_type!r}: the trainer knows {', '.join(SUPPORTED_TYPES)} targets")
         rope = config.get("rope_parameters") or {}
         scaling = config.get("rope_scaling") or rope
         kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
         if kind not in ("default", None):
-            raise ValueError(f"rope_scaling type is {kind!r}: the trainer knows unscaled rotary embeddings only")
+            raise TrainError(f"rope_scaling type is {kind!r}: the trainer knows unscaled rotary embeddings only")
         heads = config["num_attention_heads"]
         eos = config.get("eos_token_id")
         return cls(

@@ -32,7 +32,7 @@ def resolve_model(
     """
     name = os.fspath(name)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     tried = ["local path (there is no such file or folder)"]
     if name.startswith((".", "/", "~")) or name.endswith((".safetensors", os.sep)) or not name:

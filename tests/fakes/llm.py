@@ -9,6 +9,7 @@ on the made-up clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.errors import CapacityError
@@ -75,9 +76,21 @@ class FakeLLM:
         self.corrupt_speculation = corrupt_speculation
         self.log: list[tuple[str, SamplingParams, int]] = []
         self.open_streams = 0
+        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, threads=2)
 
     def info(self) -> dict[str, Any]:
-        return {"isa": "avx512", "threads": 2, "weights_bytes": 3 << 20}
+        return {
+            "dtype": "bfloat16",
+            "isa": "avx512",
+            "threads": 2,
+            "max_model_len": self.context,
+            "weights_bytes": 3 << 20,
+            "kv_cache_bytes": 1 << 20,
+            "kv_cache_tokens": 1024,
+            "kv_bytes_per_token": 1024,
+            "speculation": "ngram",
+            "num_speculative_tokens": self.default_drafts,
+        }
 
     def generate(
         self,

@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
+from sampling import golden_vectors
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from paceline import _native
-from paceline.errors import PacelineError
-from paceline.models import TargetModel, load_model
+from paceline import LLM, SamplingParams
+from paceline.speculation.dflash import DFlashProposer
+from paceline.speculation.drafting import Proposal
 
 from .cases import Case
-from .checks import Speculator, Target
+from .checks import Round, Run
 
 
-class NotBuilt(PacelineError):
-    """A part of a case for which Paceline has nothing to run yet."""
+def open_llm(target: Path, speculative_config: dict[str, Any] | None = None) -> LLM:
+    """An engine in fp32. Raises PacelineError for a family that is not built.
+
+    Golden targets have no tokenizer, so they get one that names each id.
+    """
+    with TemporaryDirectory() as folder:
+        for file in target.iterdir():
+            (Path(folder) / file.name).symlink_to(file.resolve())
+        words = WordLevel({f"<{i}>": i for i in range(_vocab_size(target))}, unk_token="<0>")
+        Tokenizer(words).save(str(Path(folder) / "tokenizer.json"))
+        return LLM(folder, dtype="float32", speculative_config=speculative_config, kv_cache_space=0.05)
+
+
+def _vocab_size(target: Path) -> int:
+    import json
+
+    return int(json.loads((target / "config.json").read_text())["vocab_size"])
 
 
 class NativeTarget:
-    """A target of the native engine in fp32; see `checks.Target`."""
+    """A target of the native engine; see `checks.Target`."""
 
     def __init__(self, folder: Path) -> None:
-        self.model: TargetModel = load_model(folder, dtype="float32")
+        self.llm = open_llm(folder)
+        self.model = self.llm.model
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         return self.model.logits(ids)[0]
 
     def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        """One prefill and then one-row passes through a paged cache, as plain decoding runs them."""
-        blocks = -(-(len(ids) + count) // _native.KEYS_PER_BLOCK)
-        cache = self.model.new_cache(blocks)
-        table = np.arange(blocks, dtype=np.int32)[None]
-        logits = np.empty((1, self.model.vocab_size), np.float32)
-        produced: list[int] = []
-        rows = list(ids)
-        position = 0
-        while len(produced) < count:
-            self.model.plan().forward(
-                cache,
-                np.arange(position, position + len(rows), dtype=np.int32),
-                np.array([0, len(rows)], np.int32),
-                tokens=np.asarray(rows, np.int32),
-                block_tables=table,
-                select=np.array([len(rows) - 1], np.int32),
-                logits=logits,
-            )
-            position += len(rows)
-            rows = [int(_native.argmax_rows(logits)[0])]
-            produced += rows
-        return produced
+        (output,) = self.llm.generate([list(ids)], _greedy(count))
+        return output.outputs[0].token_ids
 
     def hidden_states(self, ids: Sequence[int]) -> list[np.ndarray]:
         layers = range(-1, self.model.config.num_layers)
@@ -63,16 +64,104 @@ class NativeTarget:
         return [*states[:-1], last / scale * weight]
 
 
-def open_target(folder: Path) -> Target:
-    """Load a target in fp32. Raises PacelineError for a family that is not built."""
-    return NativeTarget(folder)
+class NativeSpeculator:
+    """A target and its drafter in the native engine's own step loop; see `checks.Speculator`."""
+
+    def __init__(self, target: Path, drafter: Path) -> None:
+        self.llm = open_llm(target, {"method": "dflash", "model": str(drafter)})
+        proposer = self.llm.engine.proposer
+        assert isinstance(proposer, DFlashProposer), f"{drafter}: drafts come from {proposer}"
+        self.recorder = _Recorder(proposer)
+        self.llm.engine.proposer = self.recorder
+
+    def run(self, prompt: Sequence[int], expected: dict[str, Any]) -> Run:
+        params = _greedy(expected["max_new_tokens"], expected.get("stop_token_ids"))
+        output: list[int] = []
+        rounds: list[Round] = []
+        self.recorder.start()
+        # Every delta is one step; the first is the prefill.
+        for delta in self.llm.stream(list(prompt), params, num_speculative_tokens=expected["width"] - 1):
+            output += delta.token_ids
+            observed = self.recorder.take()
+            if observed is not None:
+                observed.produced_tokens = delta.token_ids
+                rows = len(observed.draft_tokens) + 1
+                observed.tensors["verify_logits"] = self.llm.engine._logits[:rows].copy()
+                observed.num_accepted = _matching(observed)
+                rounds.append(observed)
+        return Run(output, rounds)
 
 
-def open_speculator(target: Path, drafter: Path) -> Speculator:
-    """Load a target with its drafter in fp32. Raises PacelineError for a family that is not built."""
-    raise NotBuilt(f"{drafter}: no drafter can be loaded yet")
+def _matching(observed: Round) -> int:
+    """Drafts that equal the target's choice before the first that does not, cut or not."""
+    choices = observed.tensors["verify_logits"].argmax(axis=1).tolist()
+    pairs = zip(observed.draft_tokens, choices, strict=False)
+    return next((i for i, (draft, choice) in enumerate(pairs) if draft != choice), len(observed.draft_tokens))
+
+
+class _Recorder:
+    """A drafter that notes what the one behind it was asked, saw and answered."""
+
+    def __init__(self, inner: DFlashProposer) -> None:
+        self.inner = inner
+        self.start()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def start(self) -> None:
+        self._context: list[tuple[int, np.ndarray]] = []
+        self._round: Round | None = None
+
+    def take(self) -> Round | None:
+        taken, self._round = self._round, None
+        return taken
+
+    def observe(self, items: Sequence[tuple[Any, int, np.ndarray]]) -> None:
+        self._context += [(first, taps.copy()) for _, first, taps in items]
+        self.inner.observe(items)
+
+    def propose(self, sequences: Sequence[Any], limits: Sequence[int]) -> Proposal:
+        draft_logits: Callable[..., np.ndarray] = self.inner.drafter.draft_logits
+        seen: list[np.ndarray] = []
+
+        def noting(*arguments: Any) -> np.ndarray:
+            seen.append(draft_logits(*arguments))
+            return seen[-1]
+
+        with _replaced(self.inner.drafter, "draft_logits", noting):
+            proposal = self.inner.propose(sequences, limits)
+        (sequence,), (drafts,), (logits,) = sequences, proposal.drafts, seen
+        anchor = len(sequence.token_ids) - 1
+        positions = [np.arange(first, first + len(taps)) for first, taps in self._context]
+        block = np.arange(anchor, anchor + len(drafts) + 1)
+        tensors = {
+            "taps": np.concatenate([taps for _, taps in self._context]),
+            "position_ids": np.concatenate([*positions, block]),
+            "draft_logits": logits.copy(),
+        }
+        self._context = []
+        self._round = Round(anchor, sequence.token_ids[-1], drafts, 0, [], tensors=tensors)
+        return proposal
+
+
+class _replaced:
+    """An attribute of an object set for the time of a `with` block."""
+
+    def __init__(self, owner: Any, name: str, value: Any) -> None:
+        self.owner, self.name, self.value = owner, name, value
+
+    def __enter__(self) -> None:
+        setattr(self.owner, self.name, self.value)
+
+    def __exit__(self, *_: object) -> None:
+        delattr(self.owner, self.name)
+
+
+def _greedy(count: int, stop: list[int] | None = None) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=count, stop_token_ids=stop or [], ignore_eos=True)
 
 
 def check_sampling(case: Case) -> None:
-    """Compare the sampling functions with a case of kind "sampling"."""
-    raise NotBuilt(f"{case.name}: rejection sampling is not built yet")
+    """Warped distributions, accepted counts and residuals of a case of kind "sampling"."""
+    golden_vectors.check(case.expected, case.tensors)

@@ -23,8 +23,8 @@ def _parameters() -> list:
 @pytest.mark.parametrize(("case", "part"), _parameters())
 def test_golden(case: Case, part: str) -> None:
     if part == "target":
-        checks.check_target(case, adapter.open_target(case.target))
+        checks.check_target(case, adapter.NativeTarget(case.target))
     elif part == "speculation":
-        checks.check_speculation(case, adapter.open_speculator(case.target, case.drafter))
+        checks.check_speculation(case, adapter.NativeSpeculator(case.target, case.drafter))
     else:
         adapter.check_sampling(case)

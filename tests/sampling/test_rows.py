@@ -187,7 +187,9 @@ def test_every_path_gives_the_same_bits(every_isa):
     rng = np.random.default_rng(1)
     vocab = 3001
     rows = np.stack([logits_row(rng, vocab, kind) for kind in KINDS])
-    requests = [Request(seed=i, temperature=0.9, top_p=[1.0, 0.9][i % 2], min_p=[0, 0.01][i % 3 == 0]) for i in range(7)]
+    requests = [
+        Request(seed=i, temperature=0.9, top_p=[1.0, 0.9][i % 2], min_p=[0, 0.01][i % 3 == 0]) for i in range(7)
+    ]
     results = []
     for name in every_isa:
         _native.select_sampling_isa(name)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.speculation.config import KNOWN_KEYS, METHODS, SpeculativeConfig
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"method": "ngram"}, ("ngram", None, 7, 4, 2)),
+        ({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}, ("ngram", None, 5, 4, 4)),
+        ({"method": "ngram", "prompt_lookup_min": 3}, ("ngram", None, 7, 3, 3)),
+        ({"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}, ("ngram", None, 7, 5, 2)),
+        ({"model": "ngram", "num_speculative_tokens": 3}, ("ngram", None, 3, 4, 2)),
+        ({"prompt_lookup_max": 3}, ("ngram", None, 7, 3, 3)),
+        ({"method": "dflash", "model": "org/some-drafter"}, ("dflash", "org/some-drafter", None, None, None)),
+        (
+            {"model": "z-lab/Qwen3-8B-DFlash-b16", "num_speculative_tokens": 15},
+            ("dflash", "z-lab/Qwen3-8B-DFlash-b16", 15),
+        ),
+        ({"method": "dflash"}, ("dflash", None, None, None, None)),
+    ],
+)
+def test_vllms_json_is_understood(source, expected):
+    config = SpeculativeConfig.parse(source)
+    fields = (
+        config.method,
+        config.model,
+        config.num_speculative_tokens,
+        config.prompt_lookup_max,
+        config.prompt_lookup_min,
+    )
+    assert fields[: len(expected)] == expected
+    assert SpeculativeConfig.parse(json.dumps(source)) == config
+    assert SpeculativeConfig.parse(config) is config
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("{not json", ["not valid JSON", "method"]),
+        ("[1, 2]", ["JSON object"]),
+        ("3", ["JSON object"]),
+        ({}, ["method=None", *METHODS]),
+        ({"method": "eagle3"}, ["method='eagle3'", *METHODS]),
+        ({"method": ["ngram"]}, ["method=", *METHODS]),
+        (
+            {"method": "ngram", "num_spec_tokens": 3},
+            ["num_spec_tokens", "did you mean 'num_speculative_tokens'", *KNOWN_KEYS],
+        ),
+        ({"method": "ngram", "zzz": 3}, ["unknown key 'zzz'", *KNOWN_KEYS]),
+        ({"method": "dflash", "draft_tensor_parallel_size": 2}, ["draft_tensor_parallel_size", "one process"]),
+        ({"method": "dflash", "draft_sample_method": "probabilistic"}, ["draft_sample_method", "rejection"]),
+        ({"method": "ngram", "num_speculative_tokens": 0}, ["num_speculative_tokens=0", "1 or more"]),
+        ({"method": "ngram", "num_speculative_tokens": True}, ["num_speculative_tokens=True"]),
+        ({"method": "ngram", "num_speculative_tokens": 129}, ["num_speculative_tokens=129", "128"]),
+        ({"method": "ngram", "prompt_lookup_max": 2.0}, ["prompt_lookup_max=2.0"]),
+        (
+            {"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3},
+            ["prompt_lookup_min=4", "prompt_lookup_max=3"],
+        ),
+        ({"method": "ngram", "model": "org/drafter"}, ["model='org/drafter'", "ngram"]),
+        ({"method": "dflash", "model": ""}, ["model=''"]),
+        ({"method": "dflash", "prompt_lookup_max": 3}, ["prompt_lookup_max=3", "ngram"]),
+    ],
+)
+def test_errors_name_key_value_and_remedy(source, parts):
+    with pytest.raises(ConfigError) as caught:
+        SpeculativeConfig.parse(source)
+    for part in parts:
+        assert part in str(caught.value)
+    assert isinstance(caught.value, ValueError)
