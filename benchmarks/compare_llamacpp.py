@@ -1,9 +1,11 @@
-"""Plain decoding and prefill against llama.cpp: the same weights, threads and hour, runs taken in turns.
+"""Plain decoding, prefill and verify passes against llama.cpp: the same weights and threads, runs taken in turns.
 
     python -m benchmarks.compare_llamacpp --output result.json
 
-Measured: `tg128`, 128 tokens decoded one by one without speculation, and `pp512`, a prompt of 512 tokens until
-its first token. Paceline's times include sampling and its Python API; llama-bench's are of its passes alone.
+`tg128`: 128 tokens decoded one by one, without speculation. `pp512`: a prompt of 512 tokens until its first token.
+`rowsN`: one pass of N rows behind 128 tokens with the logits of every row, which is what verifying N - 1 drafts costs.
+Paceline's tg128 and pp512 include sampling and its Python API; llama-bench's are of its passes alone.
+
 A virtual machine's memory bandwidth can double or halve within an hour: only figures of one run compare.
 """
 
@@ -13,7 +15,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,13 @@ from paceline import LLM, SamplingParams
 from paceline.errors import PacelineError
 from paceline.weights.store import resolve_model
 
-TESTS = ("tg128", "pp512")
+SPEEDS = ("tg128", "pp512")  # tokens per second
+ROWS = (1, 2, 4, 8, 12, 16)  # milliseconds per pass
+CONTEXT = 128
 REPETITIONS = 2
+PASSES = 16
+
+Samples = dict[str, list[float]]
 
 
 class Paceline:
@@ -35,40 +42,72 @@ class Paceline:
     def __init__(self, model: Path, threads: int) -> None:
         self.llm = LLM(model, dtype="bfloat16", threads=threads, max_model_len=1024)
         self.random = np.random.default_rng(0)
-        self.vocab_size = self.llm.tokenizer.vocab_size
-        self.speeds()
+        self.measure()  # warms everything up
 
-    def speeds(self) -> dict[str, list[float]]:
-        """Tokens per second of each repetition of each test."""
-        return {
+    def measure(self) -> Samples:
+        samples = {
             "tg128": [self._decode(128) for _ in range(REPETITIONS)],
             "pp512": [self._prefill(512) for _ in range(REPETITIONS)],
         }
+        for rows in ROWS:
+            times = [self.llm.time_forward(rows, CONTEXT) for _ in range(PASSES)]
+            samples[f"rows{rows}"] = [1e3 * statistics.mean(times)]
+        return samples
 
     def _decode(self, count: int) -> float:
-        metrics = self._run(prompt=1, tokens=count + 1)
-        return count / metrics.generation_time_s
+        return count / self._run(prompt=1, tokens=count + 1).generation_time_s
 
     def _prefill(self, count: int) -> float:
         return count / self._run(prompt=count, tokens=1).time_to_first_token_s
 
     def _run(self, prompt: int, tokens: int) -> Any:
         # A prompt of its own each time, as in llama-bench: no run may profit from another's cached prefix.
-        ids = self.random.integers(1, self.vocab_size, prompt).tolist()
+        ids = self.random.integers(1, self.llm.model.vocab_size, prompt).tolist()
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         (output,) = self.llm.generate([ids], params, speculation=False)
         return output.metrics
 
 
-def compare(ours: Callable[[], dict[str, list[float]]], theirs: Callable[[], dict[str, list[float]]], rounds: int):
-    """Run both sides in turns, each first in every other round; yields (round, speeds of ours, of theirs)."""
+class LlamaCpp:
+    """llama.cpp's side: its own benchmark programs on a bf16 file of the same weights."""
+
+    def __init__(self, model: Path, threads: int) -> None:
+        llamacpp.build()
+        self.settings = llamacpp.Settings(threads=threads)
+        self.model = llamacpp.model_file(model, "bf16")
+
+    def measure(self) -> Samples:
+        samples = llamacpp.bench(self.model, SPEEDS, self.settings, repetitions=REPETITIONS)
+        times = llamacpp.passes(self.model, ROWS, self.settings, context=CONTEXT, steps=PASSES)
+        return {**samples, **{f"rows{rows}": [value] for rows, value in times.items()}}
+
+
+def take_turns(
+    first: Callable[[], Samples], second: Callable[[], Samples], rounds: int
+) -> Iterator[tuple[Samples, ...]]:
+    """(samples of first, samples of second) of each round; every other round the second one starts."""
     for turn in range(rounds):
         if turn % 2:
-            peer = theirs()
-            yield turn, ours(), peer
+            late = second()
+            yield first(), late
         else:
-            own = ours()
-            yield turn, own, theirs()
+            yield first(), second()
+
+
+def summarise(samples: Samples, peer_samples: Samples) -> dict[str, dict[str, Any]]:
+    """Per test the medians of both, and how many times faster Paceline is."""
+    summary = {}
+    for test in samples:
+        ours, theirs = statistics.median(samples[test]), statistics.median(peer_samples[test])
+        speed = test in SPEEDS
+        summary[test] = {
+            "unit": "tok/s" if speed else "ms per pass",
+            "paceline": round(ours, 2),
+            "llama.cpp": round(theirs, 2),
+            "ratio": round(ours / theirs if speed else theirs / ours, 2),
+            "samples": {"paceline": samples[test], "llama.cpp": peer_samples[test]},
+        }
+    return summary
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,48 +116,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or a name that `paceline pull` knows")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--output", type=Path, help="write the result as JSON")
+    parser.add_argument("--output", type=Path, help="write the result as JSON, with every sample")
     options = parser.parse_args(arguments)
     try:
-        llamacpp.build()
         model = resolve_model(options.model)
-        peer_model = llamacpp.model_file(model, "bf16")
-        settings = llamacpp.Settings(threads=options.threads)
+        peer = LlamaCpp(model, options.threads)
         ours = Paceline(model, options.threads)
+        samples: Samples = {}
+        peer_samples: Samples = {}
+        for turn, results in enumerate(take_turns(ours.measure, peer.measure, options.rounds)):
+            for collected, result in zip((samples, peer_samples), results, strict=True):
+                for test, values in result.items():
+                    collected.setdefault(test, []).extend(values)
+            print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
     except (llamacpp.PeerError, PacelineError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-
-    def peer() -> dict[str, list[float]]:
-        return llamacpp.bench(peer_model, TESTS, settings, repetitions=REPETITIONS)
-
-    samples: dict[str, dict[str, list[float]]] = {test: {"paceline": [], "llama.cpp": []} for test in TESTS}
-    for turn, own, their in compare(ours.speeds, peer, options.rounds):
-        for test in TESTS:
-            samples[test]["paceline"] += own[test]
-            samples[test]["llama.cpp"] += their[test]
-        print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
-    result = {
-        "model": model.name,
-        "dtype": "bfloat16",
-        "llama.cpp": {"version": llamacpp.VERSION, **asdict(settings)},
-    }
-    result["tests"] = {test: summarise(engines) for test, engines in samples.items()}
-    for test, row in result["tests"].items():
-        print(f"{test}: Paceline {row['paceline']} tok/s, llama.cpp {row['llama.cpp']} tok/s: {row['ratio']}x")
+    tests = summarise(samples, peer_samples)
+    for test, row in tests.items():
+        print(f"{test:7} Paceline {row['paceline']:8} llama.cpp {row['llama.cpp']:8} {row['unit']:12} {row['ratio']}x")
     if options.output:
-        options.output.write_text(json.dumps(result, indent=2) + "\n")
+        peer_facts = {"version": llamacpp.VERSION, **asdict(peer.settings)}
+        facts = {"model": model.name, "dtype": "bfloat16", "isa": ours.llm.info()["isa"], "llama.cpp": peer_facts}
+        options.output.write_text(json.dumps({**facts, "tests": tests}, indent=2) + "\n")
     return 0
-
-
-def summarise(engines: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians of both engines, their ratio, and the samples themselves."""
-    medians = {name: statistics.median(values) for name, values in engines.items()}
-    return {
-        **{name: round(value, 1) for name, value in medians.items()},
-        "ratio": round(medians["paceline"] / medians["llama.cpp"], 2),
-        "samples": {name: [round(value, 1) for value in values] for name, values in engines.items()},
-    }
 
 
 if __name__ == "__main__":

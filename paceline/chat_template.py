@@ -34,9 +34,7 @@ def render(
     import jinja2
 
     plain = _plain(messages, "messages")
-    if not isinstance(plain, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in plain
-    ):
+    if not isinstance(plain, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in plain):
         raise ChatTemplateError(
             'messages: expected a list of objects with a role, such as [{"role": "user", "content": "Hi"}]'
         )
@@ -55,9 +53,7 @@ def render(
         ) from error
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"the model's chat template refused the messages: {error}") from error
-    except (
-        Exception
-    ) as error:  # the template is a program from elsewhere: whatever it trips over is its error
+    except Exception as error:  # the template is a program from elsewhere: whatever it trips over is its error
         raise ChatTemplateError(f"the model's chat template failed on these messages: {error}") from error
 
 
@@ -68,9 +64,7 @@ def _plain(value: Any, what: str) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ChatTemplateError(
-            f"{what}: only JSON values can be given to a chat template ({error})"
-        ) from error
+        raise ChatTemplateError(f"{what}: only JSON values can be given to a chat template ({error})") from error
 
 
 @lru_cache(maxsize=8)
@@ -105,9 +99,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

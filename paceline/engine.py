@@ -7,6 +7,7 @@ them before the next pass overwrites them, and nothing else has seen the drafts.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -20,6 +21,12 @@ from paceline.models.target import TargetModel
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify
 from paceline.speculation.drafting import Drafter, Proposal
+from paceline.speculation.stats import SpecDecodeStats
+
+log = logging.getLogger(__name__)
+
+WARN_AFTER_DRAFTS = 200
+WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing or template sits near 1
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class Engine:
         self.cache = model.new_cache(kv_blocks)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.stats = SpecDecodeStats()  # of all sequences so far
+        self._warned = False
         self._logits = np.empty((0, model.vocab_size), np.float32)
         self._taps = np.empty((0, 0), np.float32)
         if proposer is not None:
@@ -200,9 +209,7 @@ class Engine:
         states = [item.sequence.state for item in sampled]
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
-        committed = (
-            verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
-        )
+        committed = verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
         now = time.perf_counter()
         results, context, row, taken = [], [], 0, iter(committed)
         for item in work:
@@ -219,6 +226,7 @@ class Engine:
             context.append((sequence, first, rows, len(item.tokens)))
         if taps is not None and self.proposer is not None:
             self._observe(context, taps)
+            self._warn_of_collapse()
         for result in results:
             if result.sequence.finish_reason is not None:
                 self._release(result.sequence)
@@ -230,7 +238,8 @@ class Engine:
         accepted = len(tokens) - 1
         stop = sequence.stopper.feed(tokens)
         kept = tokens[: stop.num_tokens]
-        sequence.stats.observe(len(item.drafts), accepted, len(kept))
+        for stats in (sequence.stats, self.stats):
+            stats.observe(len(item.drafts), accepted, len(kept))
         if sequence.params.logprobs is not None:
             rows = range(row, row + len(kept))
             sequence.logprobs += token_logprobs(logits, list(rows), kept, sequence.params.logprobs)
@@ -252,6 +261,19 @@ class Engine:
             row += width
         if items:
             self.proposer.observe(items)
+
+    def _warn_of_collapse(self) -> None:
+        """Say once that a trained drafter is hardly ever right: the pairing may be wrong in a way no check can see."""
+        if self._warned or self.stats.num_drafts < WARN_AFTER_DRAFTS:
+            return
+        self._warned = True
+        if self.stats.acceptance_length < WARN_BELOW_LENGTH:
+            log.warning(
+                "acceptance length is %.2f after %d drafts: the drafter hardly helps. Was it trained for this exact "
+                "model, chat template and mode (thinking or not)? Output is right either way; it is only not faster.",
+                self.stats.acceptance_length,
+                self.stats.num_drafts,
+            )
 
     def _release(self, sequence: Sequence) -> None:
         if sequence in self.running:

@@ -192,9 +192,7 @@ class LLM:
 
     def _delta(self, request: _Request, result: StepResult) -> StreamDelta:
         sequence = result.sequence
-        last = request.finished and all(
-            c is sequence or c.last_token <= sequence.last_token for c in request.choices
-        )
+        last = request.finished and all(c is sequence or c.last_token <= sequence.last_token for c in request.choices)
         return StreamDelta(
             index=sequence.choice,
             text=result.text,
@@ -312,7 +310,7 @@ class LLM:
     def _choose_drafter(self, config: Config | Literal["auto"]) -> tuple[SpeculativeConfig | None, Drafter | None]:
         from paceline.speculation import factory
 
-        return factory.make_drafter(config, self.model, self.model_name, self.sampler)
+        return factory.make_drafter(config, self.model, self.sampler)
 
     def _kv_blocks(self, space: float | None, max_num_seqs: int) -> int:
         """Cache blocks that fit the budget; memory is only taken as they are first used."""

@@ -43,9 +43,7 @@ class Tokenizer:
         self.backend = backend
         self.eos_token_ids = tuple(eos_token_ids)
         self.bos_token_id = bos_token_id
-        self.templates = (
-            {"default": chat_template} if isinstance(chat_template, str) else dict(chat_template or {})
-        )
+        self.templates = {"default": chat_template} if isinstance(chat_template, str) else dict(chat_template or {})
         self.special_tokens = dict(special_tokens or {})
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -195,9 +193,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         )
     try:
         backend = Backend.from_file(str(path))
-    except (
-        BaseException
-    ) as error:  # a damaged file raises a plain Exception or a Rust panic, which is no Exception
+    except BaseException as error:  # a damaged file raises a plain Exception or a Rust panic, which is no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         raise CheckpointError(f"{path}: not a valid tokenizer: {error}") from error
@@ -245,11 +241,7 @@ def _templates(setting: Any, folder: Path) -> dict[str, str]:
         templates["default"] = setting
     elif isinstance(setting, list):
         for row in setting:
-            if (
-                isinstance(row, dict)
-                and isinstance(row.get("name"), str)
-                and isinstance(row.get("template"), str)
-            ):
+            if isinstance(row, dict) and isinstance(row.get("name"), str) and isinstance(row.get("template"), str):
                 templates[row["name"]] = row["template"]
     elif isinstance(setting, dict):
         templates.update({k: v for k, v in setting.items() if isinstance(v, str)})

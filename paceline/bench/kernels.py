@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.table import Table
 
@@ -64,7 +64,7 @@ def measure(
 
 
 def summarise(
-    samples: KernelSamples, costs: dict[int, tuple[float, float]], *, isa: str, threads: int
+    samples: KernelSamples, costs: Mapping[int, tuple[float, float]], *, isa: str, threads: int
 ) -> dict[str, Any]:
     """Medians, floors and ratios. `costs`: row count -> (bytes, floating-point operations) of one pass."""
     bandwidth = statistics.median(samples.bandwidth)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as opt
-from paceline.cli.generate import chat_request, decode_rate
+from paceline.cli.generate import chat_request, decode_rate, open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,7 +136,7 @@ class Race:
 
     def stream(self, arm: int | None) -> Iterator[tuple[StreamDelta, float]]:
         """Deltas with the seconds the engine worked so far, without what the caller does in between."""
-        stream = self.llm.stream(self._request, self.params, num_speculative_tokens=arm)
+        stream = open_stream(self.llm, self._request, self.params, arm)
         worked = 0.0
         try:
             while True:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from paceline.cli import options as opt
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from paceline.llm import LLM
-    from paceline.outputs import RequestOutput
+    from paceline.outputs import RequestOutput, StreamDelta
+    from paceline.sampling_params import SamplingParams
 
 
 def generate(
@@ -106,21 +110,31 @@ def chat_request(llm: LLM, text: str, system: str | None = None) -> str | list[d
     return [*messages, {"role": "user", "content": text}]
 
 
-def stream_to(show: Any, llm: LLM, request: Any, params: Any, num_speculative_tokens: int | None) -> RequestOutput:
+def stream_to(
+    show: Callable[[str], None] | None,
+    llm: LLM,
+    request: Any,
+    params: SamplingParams,
+    num_speculative_tokens: int | None,
+) -> RequestOutput:
     """Decode to the end, passing each new piece of text to `show`; an interrupt drops the request."""
-    stream = llm.stream(request, params, num_speculative_tokens=num_speculative_tokens)
-    try:
-        output = None
+    output = None
+    with closing(open_stream(llm, request, params, num_speculative_tokens)) as stream:
         for delta in stream:
             if show is not None and delta.text:
                 show(delta.text)
             output = delta.output or output
-    finally:
-        stream.close()
     assert output is not None, "the last delta of a stream carries the output"
     if show is not None and not output.outputs[0].text.endswith("\n"):
         show("\n")
     return output
+
+
+def open_stream(
+    llm: LLM, request: Any, params: SamplingParams, num_speculative_tokens: int | None
+) -> Generator[StreamDelta]:
+    """`LLM.stream`, which is a generator: closing it drops the request."""
+    return cast("Generator[StreamDelta]", llm.stream(request, params, num_speculative_tokens=num_speculative_tokens))
 
 
 def result_json(llm: LLM, output: RequestOutput) -> dict[str, Any]:

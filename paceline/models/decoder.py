@@ -87,8 +87,7 @@ def load_decoder(loader: WeightLoader, c: DecoderConfig) -> DecoderWeights:
     """Read a whole decoder. Raises CheckpointError naming a tensor that is missing or misshapen."""
     layers = [load_layer(loader, c, f"model.layers.{i}") for i in range(c.num_layers)]
     embed_name, vocab, hidden = "model.embed_tokens.weight", c.vocab_size, c.hidden_size
-    # a checkpoint that says "tied" and still stores a head was saved by a tool that untied it: the head decides
-    tied = c.tie_word_embeddings and "lm_head.weight" not in loader.checkpoint
+    tied = c.tie_word_embeddings
     head = loader.packed([(embed_name if tied else "lm_head.weight", vocab)], hidden)
     embed = head if tied else loader.table(embed_name, vocab, hidden)
     final_norm = loader.vector("model.norm.weight", hidden)

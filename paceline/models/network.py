@@ -72,6 +72,7 @@ class WeightLoader:
 
     def _fill(self, weight: Any, name: str, shape: tuple[int, int], row: int, part: int) -> None:
         self._put(weight, self._load(name, shape, "float32" if self.f32 else "bfloat16"), row, part)
+        self.checkpoint.release_pages()
 
     def _put(self, weight: Any, values: np.ndarray, row: int, part: int) -> None:
         values = np.ascontiguousarray(values)

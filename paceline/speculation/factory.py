@@ -40,11 +40,16 @@ def shipped_drafter(target: TargetModel) -> Path | None:
 
 
 def make_drafter(
-    config: Mapping[str, Any] | str | SpeculativeConfig | None, target: TargetModel, name: str, sampler: SamplerMode
+    config: Mapping[str, Any] | str | SpeculativeConfig | None,
+    target: TargetModel,
+    sampler: SamplerMode,
+    *,
+    allow_longer_drafts: bool = True,
 ) -> tuple[SpeculativeConfig | None, Drafter | None]:
     """The parsed configuration and its drafter; (None, None) for plain decoding.
 
-    "auto": the drafter that ships for this target, else prompt lookup. Raises ConfigError.
+    "auto": the drafter that ships for this target, else prompt lookup. More drafts than a drafter was trained for are
+    worth a warning, or with allow_longer_drafts=False an error. Raises ConfigError.
     """
     if config is None:
         return None, None
@@ -59,10 +64,10 @@ def make_drafter(
         low, high, length = parsed.prompt_lookup_min, parsed.prompt_lookup_max, parsed.num_speculative_tokens
         assert low is not None and high is not None and length is not None
         return parsed, LookupDrafter(low, high, length)
-    return parsed, _dflash(parsed, target, sampler)
+    return parsed, _dflash(parsed, target, sampler, allow_longer_drafts)
 
 
-def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode) -> Drafter:
+def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool) -> Drafter:
     from paceline.models.dflash import load_drafter
     from paceline.speculation.dflash import DFlashProposer
     from paceline.weights.store import resolve_model
@@ -77,11 +82,11 @@ def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode
     trained = drafter.config.max_drafts
     length = parsed.num_speculative_tokens or trained
     if length > trained:
-        log.warning(
-            "num_speculative_tokens = %d is more than the %d drafts this drafter was trained for (block_size %d); "
-            "positions beyond them are rarely accepted",
-            length,
-            trained,
-            drafter.config.block_size,
+        message = (
+            f"num_speculative_tokens = {length} is more than the {trained} drafts this drafter was trained for "
+            f"(block_size {drafter.config.block_size}); positions beyond them are rarely accepted"
         )
+        if not allow_longer:
+            raise ConfigError(f"{message}; lower it or allow longer drafts")
+        log.warning("%s", message)
     return DFlashProposer(drafter, length, sampler)

@@ -29,7 +29,9 @@ class TargetConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    intermediate_size: int
     vocab_size: int
+    max_positions: int
     rms_norm_eps: float
     rope_theta: float
     eos_token_ids: tuple[int, ...]
@@ -53,7 +55,9 @@ class TargetConfig:
             num_heads=heads,
             num_kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            intermediate_size=config["intermediate_size"],
             vocab_size=config["vocab_size"],
+            max_positions=config.get("max_position_embeddings", 8192),
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),

@@ -51,6 +51,12 @@ class Checkpoint(ABC):
     def close(self) -> None:
         """Forget the file. Arrays that `load` returned stay valid: the mapping lives as long as they do."""
 
+    def release_pages(self) -> None:  # noqa: B027
+        """Let the system drop what was read of the file from this process's memory; arrays stay valid.
+
+        Loading a model calls it after every tensor, so that its peak is the packed weights and not the file besides.
+        """
+
     def __contains__(self, name: object) -> bool:
         return name in set(self.names())
 

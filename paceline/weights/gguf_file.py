@@ -99,6 +99,11 @@ class GGUFFile:
             raise self._error("the file was closed")
         return np.frombuffer(self._map, dtype=np.uint8, count=info.nbytes, offset=info.offset)
 
+    def release_pages(self) -> None:
+        """See `Checkpoint.release_pages`."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Forget the map; the operating system unmaps it when the last array that views it is gone."""
         self._map = None  # type: ignore[assignment]

@@ -95,6 +95,9 @@ class GGUFCheckpoint(Checkpoint):
             return raw.view(np.float32).reshape(info.shape)
         return dequantize(raw, info.dtype, dtype or "float32").reshape(info.shape)
 
+    def release_pages(self) -> None:
+        self._file.release_pages()
+
     def close(self) -> None:
         self._file.close()
 

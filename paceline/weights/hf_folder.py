@@ -60,6 +60,10 @@ class HFFolder(Checkpoint):
     def load(self, name: str, dtype: LoadDtype | None = None) -> np.ndarray:
         return self._file(name).load(name, dtype)
 
+    def release_pages(self) -> None:
+        for file in self._files.values():
+            file.release_pages()
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()

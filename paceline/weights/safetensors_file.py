@@ -80,6 +80,11 @@ class SafetensorsFile:
         values = np.require(values, requirements=["C", "A"]).reshape(entry.shape)
         return _convert(values, entry.dtype, dtype, lambda: f"{self.path}: tensor {name!r}")
 
+    def release_pages(self) -> None:
+        """See `Checkpoint.release_pages`."""
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         """Forget the map; the operating system unmaps it when the last array that views it is gone."""
         self._map = None  # type: ignore[assignment]

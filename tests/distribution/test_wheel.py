@@ -11,23 +11,25 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from golden.tokenizer import add_tokenizer
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-GOLDEN_TARGET = ROOT / "tests" / "golden" / "vendored" / "H" / "llama"
+GOLDEN = ROOT / "tests" / "golden" / "vendored" / "H" / "llama"
 
-# Greedy ids of the first recorded prompt, through the installed package alone.
+# The first recorded prompt through the installed package alone, plain and speculative.
 GENERATE = """
 import json, sys
 from pathlib import Path
 import paceline
 from paceline import LLM, SamplingParams
-folder = Path(sys.argv[1])
-(prompt, *_) = json.loads((folder / "expected.json").read_text())["prompts"]
+(prompt, *_) = json.loads(Path(sys.argv[1]).read_text())["prompts"]
 params = SamplingParams(temperature=0.0, max_tokens=len(prompt["ar"]), ignore_eos=True)
-(output,) = LLM(folder / "target", dtype="float32").generate([prompt["ids"]], params)
-assert output.outputs[0].token_ids == prompt["ar"], output.outputs[0].token_ids
+llm = LLM(sys.argv[2], dtype="float32", speculative_config={"method": "ngram"})
+for speculation in (False, True):
+    (output,) = llm.generate([prompt["ids"]], params, speculation=speculation)
+    assert output.outputs[0].token_ids == prompt["ar"], (speculation, output.outputs[0].token_ids)
 print(Path(paceline.__file__).parent)
 """
 
@@ -80,7 +82,8 @@ def test_installed_command_names_its_version(python: Path, tmp_path: Path) -> No
 
 
 def test_installed_package_generates_the_golden_answer(python: Path, tmp_path: Path) -> None:
-    where = run(python, "-c", GENERATE, GOLDEN_TARGET, cwd=tmp_path).splitlines()[-1]
+    model = add_tokenizer(GOLDEN / "target", tmp_path)
+    where = run(python, "-c", GENERATE, GOLDEN / "expected.json", model, cwd=tmp_path).splitlines()[-1]
     assert Path(where).is_relative_to(python.parents[1])
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 from sampling import golden_vectors
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from paceline import LLM, SamplingParams
 from paceline.speculation.dflash import DFlashProposer
@@ -18,25 +16,14 @@ from paceline.speculation.drafting import Proposal
 
 from .cases import Case
 from .checks import Round, Run
+from .tokenizer import add_tokenizer
 
 
 def open_llm(target: Path, speculative_config: dict[str, Any] | None = None) -> LLM:
-    """An engine in fp32. Raises PacelineError for a family that is not built.
-
-    Golden targets have no tokenizer, so they get one that names each id.
-    """
+    """An engine in fp32. Raises PacelineError for a family that is not built."""
     with TemporaryDirectory() as folder:
-        for file in target.iterdir():
-            (Path(folder) / file.name).symlink_to(file.resolve())
-        words = WordLevel({f"<{i}>": i for i in range(_vocab_size(target))}, unk_token="<0>")
-        Tokenizer(words).save(str(Path(folder) / "tokenizer.json"))
-        return LLM(folder, dtype="float32", speculative_config=speculative_config, kv_cache_space=0.05)
-
-
-def _vocab_size(target: Path) -> int:
-    import json
-
-    return int(json.loads((target / "config.json").read_text())["vocab_size"])
+        model = add_tokenizer(target, Path(folder))
+        return LLM(model, dtype="float32", speculative_config=speculative_config, kv_cache_space=0.05)
 
 
 class NativeTarget:

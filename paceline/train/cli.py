@@ -1,0 +1,212 @@
+"""``paceline train``: prompts, regenerate, features, fit, export, eval. PyTorch is imported when a command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train a DFlash drafter for a model: prompts, regenerate, features, fit, export, eval.",
+)
+
+Dtype = Literal["bfloat16", "float32"]
+ModelOption = Annotated[
+    str, typer.Option("--model", "-m", metavar="MODEL", help="Target: a known name, folder, .gguf or hub id.")
+]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Arithmetic of matrix products.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="PyTorch device, such as cpu or cuda.")]
+PromptsOption = Annotated[Path | None, typer.Option("--prompts", metavar="FILE", help="Prompts, JSON lines.")]
+
+
+@app.command()
+def prompts(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to write (.gz: compressed).")],
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most this many.")] = None,
+    without: Annotated[list[str] | None, typer.Option("--without", help="Leave a source out; repeatable.")] = None,
+    source_file: Annotated[
+        list[str] | None, typer.Option("--source-file", metavar="NAME=PATH", help="Use your copy of a source.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Order and choice of forms.")] = 0,
+) -> None:
+    """Build training prompts from public sources (code, math, chat), balanced in every prefix."""
+    from paceline.train import workflow
+
+    workflow.build_prompts(out, limit=limit, without=without or [], source_files=source_file or [], seed=seed)
+
+
+@app.command()
+def regenerate(
+    prompts: Annotated[Path, typer.Option("--prompts", metavar="FILE", help="Prompts, JSON lines.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Answers; goes on where it stopped.")],
+    model: ModelOption = "smollm2-135m",
+    dtype: DtypeOption = "bfloat16",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: greedy.")] = 0.0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="The first so many prompts.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts answered together.")] = 256,
+    seed: Annotated[int, typer.Option("--seed", help="For temperatures above 0.")] = 0,
+) -> None:
+    """Let the target answer the prompts itself, with this engine."""
+    from paceline.train import workflow
+
+    workflow.answer_prompts(
+        model,
+        prompts,
+        out,
+        dtype=dtype,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        limit=limit,
+        batch=batch,
+        seed=seed,
+    )
+
+
+@app.command()
+def features(
+    answers: Annotated[Path, typer.Option("--answers", metavar="FILE", help="Answers, JSON lines.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Feature folder; goes on where it stopped.")],
+    model: ModelOption = "smollm2-135m",
+    prompts: PromptsOption = None,
+    taps: Annotated[
+        str, typer.Option("--taps", metavar="LIST", help="Target layers, such as 1,8,15,21,27. Default: five, spread.")
+    ] = "",
+    max_prompt: Annotated[int, typer.Option("--max-prompt", min=1, help="Drop longer prompts (tokens).")] = 384,
+    max_answer: Annotated[int, typer.Option("--max-answer", min=2, help="Cut longer answers (tokens).")] = 256,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = "cpu",
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens per forward pass.")] = 4096,
+    compile: Annotated[bool, typer.Option("--compile", help="Fuse element-wise work; needs a C++ compiler.")] = False,
+) -> None:
+    """Run the target over its answers once and keep the tapped hidden states on disk.
+
+    Size: (taps + 1) x hidden size x 2 bytes per token.
+    """
+    from paceline.train import workflow
+
+    workflow.extract_features(
+        model,
+        answers,
+        out,
+        prompts=prompts,
+        taps=taps,
+        max_prompt=max_prompt,
+        max_answer=max_answer,
+        dtype=dtype,
+        device=device,
+        batch_tokens=batch_tokens,
+        compile=compile,
+    )
+
+
+@app.command()
+def fit(
+    features: Annotated[Path, typer.Option("--features", metavar="DIR", help="What `train features` wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Run folder; goes on where it stopped.")],
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Length of the schedule.")],
+    model: ModelOption = "smollm2-135m",
+    layers: Annotated[int, typer.Option("--layers", min=1, help="Drafter layers.")] = 2,
+    block_size: Annotated[int, typer.Option("--block-size", min=2, help="Anchor and drafts of a block.")] = 8,
+    head_rows: Annotated[
+        int, typer.Option("--head-rows", min=0, help="Most frequent tokens that can be drafted; 0: all.")
+    ] = 8192,
+    mask_token: Annotated[
+        int | None, typer.Option("--mask-token", min=0, help="Reserved token id. Default: an unused special token.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 16,
+    anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks per sequence.")] = 32,
+    optimizer: Annotated[Literal["muon", "adamw"], typer.Option("--optimizer")] = "muon",
+    lr: Annotated[float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of the norms).")] = 2e-3,
+    muon_lr: Annotated[float, typer.Option("--muon-lr", min=0.0, help="Muon rate (matrices).")] = 0.02,
+    schedule: Annotated[Literal["wsd", "cosine"], typer.Option("--schedule")] = "wsd",
+    weighting: Annotated[Literal["dpace", "decay", "uniform"], typer.Option("--weighting")] = "dpace",
+    distill: Annotated[
+        float, typer.Option("--distill", min=0.0, max=1.0, help="Share of the target's distribution in the labels.")
+    ] = 0.5,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", metavar="DIR", help="Start from the weights of this drafter.")
+    ] = None,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = "cpu",
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that each take a part of a batch.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Weights, data order and anchors.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps.")] = 100,
+    until: Annotated[int | None, typer.Option("--until", min=1, help="Stop here; run again to go on.")] = None,
+) -> None:
+    """Train. Run the same command again after an interruption: it goes on to the same result."""
+    from paceline.train import workflow
+    from paceline.train.fit import FitConfig
+    from paceline.train.loss import LossConfig
+
+    config = FitConfig(
+        steps=steps,
+        batch_size=batch_size,
+        anchors=anchors,
+        lr=lr,
+        muon_lr=muon_lr,
+        schedule=schedule,
+        optimizer=optimizer,
+        seed=seed,
+        compute_dtype=dtype,
+        workers=workers,
+        checkpoint_every=checkpoint_every,
+        loss=LossConfig(weighting=weighting, distill=distill),
+    )
+    workflow.fit_drafter(
+        model,
+        features,
+        out,
+        config,
+        layers=layers,
+        block_size=block_size,
+        head_rows=head_rows,
+        mask_token=mask_token,
+        init_from=init_from,
+        device=device,
+        until=until,
+    )
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Option("--run", metavar="DIR", help="Run folder of `train fit`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write.")],
+    dtype: DtypeOption = "bfloat16",
+) -> None:
+    """Write the newest checkpoint of a run as a z-lab drafter with its list of head rows."""
+    from paceline.train import workflow
+
+    workflow.export_run(run, out, dtype=dtype)
+
+
+@app.command("eval")
+def evaluate(
+    drafter: Annotated[Path, typer.Option("--drafter", metavar="DIR", help="Exported drafter.")],
+    answers: Annotated[Path, typer.Option("--answers", metavar="FILE", help="The target's greedy answers, held out.")],
+    model: ModelOption = "smollm2-135m",
+    prompts: PromptsOption = None,
+    drafts: Annotated[int | None, typer.Option("--drafts", min=1, help="Per round. Default: block size - 1.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Of each answer.")] = 128,
+    dtype: DtypeOption = "float32",
+    full_head: Annotated[bool, typer.Option("--full-head", help="Draft from all rows, not the listed ones.")] = False,
+    json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures.")] = None,
+) -> None:
+    """Acceptance length and survival by domain, on answers the drafter has not seen."""
+    from paceline.train import workflow
+
+    workflow.evaluate_drafter(
+        model,
+        drafter,
+        answers,
+        prompts=prompts,
+        drafts=drafts,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        full_head=full_head,
+        json_out=json_out,
+    )
