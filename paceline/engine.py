@@ -164,7 +164,10 @@ class Engine:
 
     def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
         """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
-        starts, tokens, positions, select = [0], [], [], []
+        starts = [0]
+        tokens: list[int] = []
+        positions: list[int] = []
+        select: list[int] = []
         for item in work:
             first, end = item.sequence.num_computed, starts[-1] + len(item.tokens)
             tokens += item.tokens
@@ -287,11 +290,11 @@ class Engine:
 
 def block_tables(sequences: Seq[Sequence]) -> np.ndarray:
     """int32 [sequences, most blocks]; entries past a sequence's own blocks are never read."""
-    tables = [s.blocks for s in sequences]
-    assert all(t is not None for t in tables)
+    tables = [s.blocks for s in sequences if s.blocks is not None]
+    assert len(tables) == len(sequences)
     if len(tables) == 1:
-        return tables[0][None]  # type: ignore[index]
-    out = np.zeros((len(tables), max(len(t) for t in tables)), np.int32)  # type: ignore[arg-type]
+        return tables[0][None]
+    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
     for i, table in enumerate(tables):
-        out[i, : len(table)] = table  # type: ignore[arg-type]
+        out[i, : len(table)] = table
     return out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 
 from paceline import runtime
 from paceline.cache import BLOCK_TOKENS, blocks_for
-from paceline.engine import Engine, StepResult
+from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.models.target import TargetModel
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
@@ -45,6 +46,7 @@ class _Request:
         self.prompt = prompt
         self.ids = ids
         self.choices = choices
+        self.deltas: deque[StreamDelta] = deque()  # of a stream: what steps added and its reader has not seen
 
     @property
     def finished(self) -> bool:
@@ -119,6 +121,7 @@ class LLM:
         self._seeds = None if seed is None else np.random.default_rng(seed)
         self._lock = threading.RLock()
         self._counter = 0
+        self._streamed: dict[int, _Request] = {}
         self._timing: tuple[Any, ...] | None = None
 
     # ---- generation
@@ -170,37 +173,44 @@ class LLM:
         Other calls may run between two deltas; they share the passes.
         """
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self.tokenizer.encode_chat(prompt, **template)  # type: ignore[arg-type]
+            prompt = self.tokenizer.encode_chat(prompt, **template)
         params = sampling_params or SamplingParams()
         with self._lock:
             request = self._add(prompt, params, self._draft_length(True, num_speculative_tokens))
-        return self._stream(request)
+            self._streamed.update({choice.request_id: request for choice in request.choices})
+        stream = self._stream(request)
+        next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
+        return stream  # type: ignore[return-value]
 
-    def _stream(self, request: _Request) -> Iterator[StreamDelta]:
+    def _stream(self, request: _Request) -> Iterator[StreamDelta | None]:
         try:
-            while not request.finished:
-                with self._lock:
-                    results = self.engine.step()
-                for result in results:
-                    if result.sequence in request.choices:
-                        yield self._delta(request, result)
+            yield None
+            while request.deltas or not request.finished:
+                if not request.deltas:
+                    with self._lock:
+                        if not request.deltas and not request.finished:
+                            self._step()
+                    continue
+                delta = request.deltas.popleft()
+                if request.finished and not request.deltas:
+                    delta.output = request.output()
+                yield delta
         finally:
             with self._lock:
                 for choice in request.choices:
+                    self._streamed.pop(choice.request_id, None)
                     if choice.finish_reason is None:
                         self.engine.abort(choice)
 
-    def _delta(self, request: _Request, result: StepResult) -> StreamDelta:
-        sequence = result.sequence
-        last = request.finished and all(c is sequence or c.last_token <= sequence.last_token for c in request.choices)
-        return StreamDelta(
-            index=sequence.choice,
-            text=result.text,
-            token_ids=result.token_ids,
-            accepted=result.accepted,
-            finish_reason=sequence.finish_reason,
-            output=request.output() if last else None,
-        )
+    def _step(self) -> None:
+        """One pass for everybody; what it adds to a streamed request waits there for its reader."""
+        for result in self.engine.step():
+            sequence = result.sequence
+            request = self._streamed.get(sequence.request_id)
+            if request is not None:
+                request.deltas.append(
+                    StreamDelta(sequence.choice, result.text, result.token_ids, result.accepted, sequence.finish_reason)
+                )
 
     def _run(
         self, prompts: list[Any], params: Any, speculation: bool, drafts: int | None, progress: bool
@@ -215,7 +225,7 @@ class LLM:
                 for prompt, one in zip(prompts, each, strict=True):
                     requests.append(self._add(prompt, one, length))
                 for _ in _progress(requests, progress):
-                    self.engine.step()
+                    self._step()
             finally:
                 for request in requests:
                     for choice in request.choices:
@@ -385,7 +395,7 @@ class LLM:
             n = min(self.model.max_rows, start + rows - at)
             logits = np.empty((n, self.model.vocab_size), np.float32)
             logits.fill(0)  # touched before the clock runs
-            arguments = {
+            arguments: dict[str, Any] = {
                 "tokens": np.full(n, 1, np.int32),
                 "block_tables": np.arange(blocks, dtype=np.int32)[None],
                 "select": np.arange(n, dtype=np.int32),

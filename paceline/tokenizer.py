@@ -21,8 +21,7 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` (`backend`) with what surrounds it: end tokens, chat template, bytes of single
-    tokens.
+    """A `tokenizers.Tokenizer` (`backend`) and what surrounds it: end tokens, chat template, bytes of a token.
 
     Special tokens that occur in a text are always recognised, in a rendered chat too, as Hugging Face and
     llama.cpp do: a user who writes "<|im_end|>" ends the turn. Text that must not do so has to be cleaned
@@ -57,8 +56,7 @@ class Tokenizer:
         return self.templates.get("default")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids; `add_special_tokens` adds what the model frames a text with (BOS for Llama 3, nothing
-        for most).
+        """Token ids; `add_special_tokens` adds the model's frame around a text (BOS for Llama 3, mostly nothing).
 
         Lone surrogates, which JSON can carry and UTF-8 cannot, become U+FFFD.
         """

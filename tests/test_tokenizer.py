@@ -134,7 +134,9 @@ def test_no_tokenizer(tmp_path):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"model": 3}', '{"version": "1.0", "model": {"type": "BPE"}}', "\x00"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"model": 3}', '{"version": "1.0", "model": {"type": "BPE"}}', "\x00"]
+)
 def test_damaged_tokenizer(folder, text):
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a valid tokenizer"):

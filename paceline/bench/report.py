@@ -108,35 +108,31 @@ def output_rows(completions: Sequence[Sequence[Completion]], dataset: str | None
 
 
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """The RESULT rows for a terminal."""
+    """The RESULT rows for a terminal of 80 columns or more."""
+    from rich import box
     from rich.table import Table
 
-    table = Table()
-    table.add_column("data set")
-    for heading in (
-        "k",
-        "done",
-        "tokens",
-        "tok/s",
-        "TPOT ms",
-        "TTFT ms",
-        "speed-up",
-        "accept length",
-        "rate",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("identical")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="k: draft length. tok/s: decoding speed. TPOT, TTFT: ms per token after the first, ms to the first. "
+        "length: tokens per pass that had drafts. rate: share of drafts accepted. same: outputs equal those of k = 0.",
+        caption_justify="left",
+    )
+    table.add_column("set", overflow="fold")
+    for heading in ("k", "done", "tokens", "tok/s", "TPOT", "TTFT", "speed-up", "length", "rate"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("same", no_wrap=True)
     previous = None
     for row in rows:
         if previous not in (None, row["dataset"]):
             table.add_section()
         spec = row["spec_decode"]
-        failed = f" ({row['failed']} failed)" if row["failed"] else ""
         drafted = bool(spec["num_drafts"])
         table.add_row(
-            "" if row["dataset"] == previous else row["dataset"],
+            "" if row["dataset"] == previous else row["dataset"].rpartition("/")[2],
             str(row["num_speculative_tokens"]),
-            f"{row['completed']}{failed}",
+            f"{row['completed']}" + (f" of {row['completed'] + row['failed']}" if row["failed"] else ""),
             str(row["output_tokens"]),
             _show(row["decode_tok_s"], ".1f"),
             _show(row["mean_tpot_ms"], ".2f"),

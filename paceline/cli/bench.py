@@ -118,7 +118,7 @@ def bench(
     from paceline.bench import report
     from paceline.bench.datasets import load_dataset
     from paceline.bench.runner import run_arms
-    from paceline.cli.engine import note, open_llm
+    from paceline.cli.engine import note, open_llm, summary
     from paceline.cli.progress import step_progress
 
     for path, option in ((output, "--output"), (save_outputs, "--save-outputs")):
@@ -151,6 +151,7 @@ def bench(
     if as_json:
         print(json.dumps(rows))
     else:
+        print(summary(llm))
         _print_table(report.result_table(rows))
     _fail_on(rows, outputs)
 

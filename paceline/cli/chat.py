@@ -70,14 +70,16 @@ def chat(
         stop=stop,
         max_tokens=max_tokens,
     )
-    from paceline.cli.engine import open_llm
+    from paceline.cli.engine import open_llm, summary
 
     llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation))
     if llm.tokenizer.chat_template is None:
         raise PacelineError(f"{model} has no chat template; use `paceline generate --raw` with this model")
     conversation = Conversation(llm, params, system, 0 if no_speculation else num_speculative_tokens, stats)
     if sys.stdin.isatty():
-        _interactive(conversation, model)
+        print(summary(llm))
+        print("/help lists the commands, Ctrl-D leaves.")
+        _interactive(conversation)
     else:
         for line in sys.stdin:
             if line.strip() and not conversation.take(line.rstrip("\n")):
@@ -156,12 +158,11 @@ class Conversation:
         self.messages = [*request, {"role": "assistant", "content": answer}]
 
 
-def _interactive(conversation: Conversation, model: str) -> None:
+def _interactive(conversation: Conversation) -> None:
     import contextlib
 
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (line editing and history for input())
-    print(f"{model}. /help lists the commands, Ctrl-D leaves.")
     while True:
         try:
             line = _read_message()

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.generate import chat_request, decode_rate, open_stream
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,13 +86,17 @@ def demo(
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """Medians over the measured runs. `plain_tok_s`, `spec_tok_s`: tokens after the first per second."""
+    """Medians over the measured runs. `plain_tok_s`, `spec_tok_s`: tokens after the first per second.
+
+    `passes`: passes of the model in a speculative run that brought the tokens after the first.
+    """
 
     plain_tok_s: float
     spec_tok_s: float
     identical: bool
     repeats: int
     tokens: int
+    passes: int
     spec_decode: dict[str, Any]
 
     @property
@@ -157,13 +162,17 @@ class Race:
 
         rates: dict[int | None, list[float]] = {arm: [] for arm in self.arms}
         spec_decode: dict[str, Any] = {}
+        spec_passes = 0
         with step_progress("Measuring", 2 * repeats) as advance:
             for repeat in range(repeats):
                 for arm in self.arms if repeat % 2 == 0 else self.arms[::-1]:
-                    output = self._run(arm)
-                    rates[arm].append(decode_rate(output) or float("nan"))
+                    output, passes = self._run(arm)
+                    rate = decode_rate(output)
+                    if rate is None:
+                        raise PacelineError("the answer is a single token: nothing to measure; try another prompt")
+                    rates[arm].append(rate)
                     if arm != 0:
-                        spec_decode = output.metrics.spec_decode.as_dict()
+                        spec_decode, spec_passes = output.metrics.spec_decode.as_dict(), passes
                     advance("")
         return RaceResult(
             plain_tok_s=statistics.median(rates[0]),
@@ -171,12 +180,13 @@ class Race:
             identical=all(answer == self._answers[0] for answer in self._answers),
             repeats=repeats,
             tokens=len(self._answers[0]),
+            passes=max(1, spec_passes),
             spec_decode=spec_decode,
         )
 
-    def _run(self, arm: int | None) -> RequestOutput:
-        output = None
+    def _run(self, arm: int | None) -> tuple[RequestOutput, int]:
+        output, deltas = None, 0
         for delta, _ in self.stream(arm):
-            output = delta.output or output
+            output, deltas = delta.output or output, deltas + 1
         assert output is not None, "the last delta of a stream carries the output"
-        return output
+        return output, deltas - 1

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.cli import options as opt
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from paceline.known_drafters import KnownDrafter
 
 
 def drafters(
@@ -25,6 +31,8 @@ def drafters(
     if as_json:
         print(json.dumps(rows, indent=2))
         return
+    if not rows:
+        raise PacelineError(f"no known drafter or model mentions {target!r}; `paceline drafters` lists them all")
     width = max((len(row["drafter"] or "") for row in rows), default=0)
     for target in dict.fromkeys(row["target"] for row in rows):
         print(target)
@@ -37,15 +45,34 @@ def drafters(
 
 
 def known_pairs() -> list[dict[str, Any]]:
-    """The published pairs; `runs_here` says whether this version has the target's family and the draft method."""
+    """Drafters in this package, then published ones; `runs_here`: this version has the target's family and method."""
     from paceline.known_drafters import KNOWN_DRAFTERS
     from paceline.models.target import FAMILIES
     from paceline.speculation.config import METHODS
 
     return [
-        asdict(pair) | {"runs_here": pair.family in FAMILIES and pair.method in METHODS and bool(pair.drafter)}
-        for pair in KNOWN_DRAFTERS
+        asdict(pair) | {"runs_here": pair.family in FAMILIES and pair.method in METHODS and pair.drafter is not None}
+        for pair in (*_shipped(), *KNOWN_DRAFTERS)
     ]
+
+
+def _shipped() -> Iterator[KnownDrafter]:
+    """The drafters in this package, from their own configurations."""
+    from paceline.known_drafters import KnownDrafter
+    from paceline.speculation.factory import SHIPPED
+
+    for path in sorted(SHIPPED.glob("*/config.json")):
+        config = json.loads(path.read_text())
+        target = config.get("paceline_target", {})
+        block = config.get("dflash_config", {}).get("block_size") or config.get("block_size")
+        yield KnownDrafter(
+            target=target.get("name", path.parent.name),
+            drafter=str(path.parent),
+            method="dflash",
+            family=target.get("model_type", ""),
+            draft_tokens=block and block - 1,
+            note="part of this package; used by default",
+        )
 
 
 def _mentions(row: dict[str, Any], text: str) -> bool:

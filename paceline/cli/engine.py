@@ -35,6 +35,19 @@ def open_llm(options: EngineOptions) -> LLM:
         return LLM(options.model, **arguments)
 
 
+def summary(llm: LLM) -> str:
+    """One line on how this machine runs the model: kernels, threads, memory, what drafts."""
+    facts = llm.info()
+    drafts = (
+        f"{facts['speculation']} drafts {facts['num_speculative_tokens']} tokens" if facts["speculation"] else "plain"
+    )
+    return (
+        f"{llm.model_name}: {facts['isa']}, {facts['threads']} threads, "
+        f"{facts['weights_bytes'] / 2**20:,.0f} MiB {facts['dtype']} weights, "
+        f"KV cache up to {facts['kv_cache_bytes'] / 2**20:,.0f} MiB, {drafts}"
+    )
+
+
 @contextmanager
 def note(text: str) -> Iterator[None]:
     """Show a line on a terminal's standard error while the block runs, then take it away again."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.engine import summary
 from paceline.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class Pane:
             if rest:
                 pieces.append((rest, False))
         for piece, accepted in pieces:
-            self.text.append(piece, ACCEPTED_STYLE if accepted else None)
+            self.text.append_text(_styled(piece, accepted))
         if self._first_token_at is None and delta.token_ids:
             self._first_token_at, self.tokens = worked, len(delta.token_ids)
             self._counted_from = self.tokens
@@ -74,7 +76,8 @@ class Pane:
 def show_race(race: Race, prompt: str, *, side_by_side: bool, console: Console | None = None) -> None:
     """Stream both arms to the terminal: plain first, then speculative; on a pipe as plain text."""
     console = console or Console(highlight=False, soft_wrap=True)
-    console.print(Text(prompt.strip(), style="dim"))
+    console.print(Text(f"{summary(race.llm)}\n", style="dim"))
+    console.print(Text(prompt.strip(), style="bold"))
     console.print(_legend(console))
     panes = [Pane(title, race) for title in TITLES]
     if side_by_side:
@@ -82,6 +85,14 @@ def show_race(race: Race, prompt: str, *, side_by_side: bool, console: Console |
     else:
         for arm, pane in zip(race.arms, panes, strict=True):
             _stream_alone(race, arm, pane, console)
+
+
+def _styled(piece: str, accepted: bool) -> Text:
+    """The piece, marked if it was drafted; white space is left alone, since underlined indentation looks bad."""
+    if not accepted:
+        return Text(piece)
+    parts = re.split(r"(\s+)", piece)
+    return Text.assemble(*((part, "" if part.isspace() else ACCEPTED_STYLE) for part in parts if part))
 
 
 def _legend(console: Console) -> Text:
@@ -119,7 +130,7 @@ def _stream_alone(race: Race, arm: int | None, pane: Pane, console: Console) -> 
     for delta, worked in race.stream(arm):
         for piece, accepted in pane.add(delta, worked):
             if console.is_terminal:
-                console.print(Text(piece, style=ACCEPTED_STYLE if accepted else ""), end="")
+                console.print(_styled(piece, accepted), end="")
                 continue
             mark = MARKS[not accepted] if accepted != inside else ""
             console.file.write(mark + piece)
@@ -140,20 +151,16 @@ def show_result(result: RaceResult, console: Console | None = None) -> None:
     table.add_row("plain", f"{result.plain_tok_s:.1f} tok/s")
     table.add_row("speculative", f"{result.spec_tok_s:.1f} tok/s")
     table.add_row("speed-up", f"{result.speedup:.2f}x", style="bold")
-    table.add_row("acceptance length", _number(spec["acceptance_length"], ".2f"))
-    table.add_row("acceptance rate", _number(spec["acceptance_rate"], ".1%"))
+    table.add_row("tokens per pass", f"{(result.tokens - 1) / result.passes:.2f}")
+    table.add_row("acceptance length", f"{spec['acceptance_length']:.2f}")
+    table.add_row("acceptance rate", f"{spec['acceptance_rate']:.1%}")
     console.print()
-    console.print(Group(Text(f"Medians of {result.repeats} runs of each, taken in turns:"), table))
-    survival = spec["per_position_acceptance_rates"]
-    if survival:
-        console.print("Drafts that survive up to each position:")
-        for position, share in enumerate(survival, 1):
-            console.print(Text(f"  {position:>2}  {share:>6.1%}  ") + Text("█" * round(30 * share), style="green"))
+    console.print(f"Medians of {result.repeats} runs of each, taken in turns:")
+    console.print(table)
+    console.print(f"Drafts came with {spec['num_drafts']} of {result.passes} passes, and survived to each position:")
+    for position, share in enumerate(spec["per_position_acceptance_rates"], 1):
+        console.print(Text.assemble(f"  {position:>2}  {share:>6.1%}  ", ("█" * round(30 * share), "green")))
     if result.identical:
         console.print(Text(f"Outputs identical: yes ({result.tokens} token ids compared)", style="bold"))
     else:
         console.print(Text("Outputs identical: NO. This is a bug; please report it.", style="bold red"))
-
-
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)

@@ -1,5 +1,5 @@
-// ggml's block formats -> float32 or bfloat16 (round to nearest even). The definition is paceline/weights/dequant.py; each
-// value here is built with the same roundings: q * scale in float32, then plus or minus the offset, never fused.
+// ggml's block formats -> float32 or bfloat16 (round to nearest even). The definition is paceline/weights/dequant.py;
+// each value here is built with the same roundings: q * scale in float32, then plus or minus the offset, never fused.
 // Single-threaded by design: the GIL is released, so the caller converts several tensors at once.
 
 #include <nanobind/nanobind.h>
@@ -36,7 +36,8 @@ float load_half(const uint8_t* src) {
   if (magnitude >= 0x7C00u) {  // infinity or NaN
     return bits_to_float(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
   }
-  // Shifting the exponent field into place leaves it 112 too small; one exact multiplication mends normals and subnormals.
+  // Shifting the exponent field into place leaves it 112 too small; one exact multiplication mends normals and
+  // subnormals.
   const float scaled = bits_to_float(magnitude << 13) * bits_to_float(0x77800000u);
   return bits_to_float(sign | float_to_bits(scaled));
 }

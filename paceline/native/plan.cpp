@@ -78,10 +78,13 @@ void Plan::add(Op op) {
     case Op::kEmbed:
       need(op.out, {K::kF32}, "embed out");
       if (buffers_[op.out].width < op.width) throw std::invalid_argument("embed out: too narrow");
+      if (!op.table && op.w->gated) throw std::invalid_argument("embed: the weight is gated");
       break;
     case Op::kRope:
       need(op.cos, {K::kF32}, "rope cos");
       need(op.sin, {K::kF32}, "rope sin");
+      if (std::min(buffers_[op.cos].width, buffers_[op.sin].width) < op.half)
+        throw std::invalid_argument("rope: cos or sin too narrow");
       break;
     case Op::kLinear: {
       if (op.w->f32 != f32_) throw std::invalid_argument("linear: weight type differs from the plan's");
@@ -101,6 +104,8 @@ void Plan::add(Op op) {
       else
         need(op.out, {K::kF32, K::kLogits}, "linear out");
       if (buffers_[op.out].width < op.w->n) throw std::invalid_argument("linear out: too narrow");
+      if (buffers_[op.out].kind == K::kLogits && !op.selected)
+        throw std::invalid_argument("linear out: logits are those of selected rows");
       break;
     }
     case Op::kQkvPost:
@@ -114,18 +119,28 @@ void Plan::add(Op op) {
         if (op.heads) need(op.out, {K::kAct}, "qkv out");
         need(op.cos, {K::kF32}, "qkv cos");
         need(op.sin, {K::kF32}, "qkv sin");
-        if (op.half * 2 > op.head_dim) throw std::invalid_argument("rotary_dim is larger than head_dim");
+        if (op.half < 0 || op.half * 2 > op.head_dim)
+          throw std::invalid_argument("rotary_dim must be from 0 to head_dim");
+        if (std::min(buffers_[op.cos].width, buffers_[op.sin].width) < op.half)
+          throw std::invalid_argument("qkv: cos or sin too narrow");
+        if (op.heads < 0 || (op.heads && buffers_[op.out].width < op.heads * op.head_dim))
+          throw std::invalid_argument("qkv out: too narrow");
         if (buffers_[op.in].width < (op.heads + 2 * op.kv_heads) * op.head_dim)
           throw std::invalid_argument("qkv in: too narrow");
       } else {
         need(op.in, {K::kAct}, "attention in");
         need(op.out, {K::kAct}, "attention out");
+        if (op.heads < 1 || op.window < 0) throw std::invalid_argument("attention: heads or window out of range");
+        if (std::min(buffers_[op.in].width, buffers_[op.out].width) < op.heads * op.head_dim)
+          throw std::invalid_argument("attention: buffer too narrow");
       }
       break;
     }
     case Op::kCopy:
       need(op.in, {K::kF32}, "copy in");
       need(op.out, {K::kF32, K::kTaps}, "copy out");
+      if (op.width < 1 || op.offset < 0 || buffers_[op.in].width < op.width)
+        throw std::invalid_argument("copy: width or offset out of range");
       if (buffers_[op.out].width < op.offset + op.width) throw std::invalid_argument("copy out: too narrow");
       break;
   }
@@ -181,8 +196,9 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
     throw std::invalid_argument("rows: " + std::to_string(b.rows) + " is outside 1.." + std::to_string(max_rows_));
   if (b.sequences < 1 || b.starts[0] != 0 || b.starts[b.sequences] != b.rows)
     throw std::invalid_argument("row_starts must begin at 0 and end at the number of rows");
-  for (int s = 0; s < b.sequences; ++s) {
+  for (int s = 0; s < b.sequences; ++s)  // all of them before a row is looked at
     if (b.starts[s + 1] <= b.starts[s]) throw std::invalid_argument("row_starts must ascend");
+  for (int s = 0; s < b.sequences; ++s) {
     for (int r = b.starts[s]; r < b.starts[s + 1]; ++r) {
       const int p = b.positions[r];
       if (p < 0 || (r > b.starts[s] && p != b.positions[r - 1] + 1))
@@ -197,6 +213,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       }
     }
   }
+  if (b.selected > max_rows_) throw std::invalid_argument("select: more rows than a pass holds");
   for (int i = 0; i < b.selected; ++i)
     if (b.select[i] < 0 || b.select[i] >= b.rows) throw std::invalid_argument("selected row does not exist");
   for (const Op& op : ops_) {

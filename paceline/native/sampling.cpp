@@ -16,7 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "sampling_row.h"
+#include "sampling_draw.h"
+#include "sampling_state.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -27,15 +28,12 @@ void register_sampling(nb::module_& m);
 namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int64_t>;
 using Blocks = std::vector<Tokens>;
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
-
-[[noreturn]] void fail(const std::string& message) { throw std::invalid_argument(message); }
 
 template <class T>
 nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
@@ -44,134 +42,13 @@ nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape
   return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape.size(), shape.begin(), owner));
 }
 
-// A drafter's reduced vocabulary: column -> target id, strictly increasing, and back.
-struct IdMap {
-  std::vector<int32_t> ids;
-  std::vector<int32_t> columns;  // per target id: its column, or -1
-
-  IdMap(Ints list, int vocab_size) {
-    ids.assign(list.data(), list.data() + list.size());
-    columns.assign(static_cast<size_t>(std::max(vocab_size, 0)), -1);
-    if (ids.empty()) fail("ids: empty, expected at least one token id");
-    for (size_t i = 0; i < ids.size(); ++i) {
-      if (ids[i] < 0 || ids[i] >= vocab_size)
-        fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": outside the vocabulary of " +
-             std::to_string(vocab_size));
-      if (i > 0 && ids[i] <= ids[i - 1])
-        fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": ids must increase strictly; sort them");
-      columns[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
-    }
-  }
-  int column(int64_t id) const { return columns[static_cast<size_t>(id)]; }
-};
-
-// What one choice of one request needs for every draw. Counts follow the committed tokens; a block's drafts are counted
-// for the length of a native call only (Prefix below), so there is nothing to roll back.
-class SamplingState {
- public:
-  int vocab_size = 0;
-  Warp warp;
-  double repetition = 1, presence = 0, frequency = 0;
-  std::vector<std::pair<int32_t, float>> bias;
-  std::vector<int32_t> banned;  // end-of-sequence and stop ids, masked while output is shorter than min_tokens
-  int64_t min_tokens = 0;
-  uint64_t seed = 0;
-  uint32_t choice = 0;
-  int64_t num_prompt = 0, num_output = 0;
-
-  bool penalised() const { return repetition != 1 || presence != 0 || frequency != 0; }
-  int64_t num_tokens() const { return num_prompt + num_output; }
-
-  void check(int64_t id, const char* what) const {
-    if (id < 0 || id >= vocab_size)
-      fail(std::string(what) + ": token id " + std::to_string(id) + " is outside the vocabulary of " +
-           std::to_string(vocab_size));
-  }
-  void count_prompt(int64_t id) {
-    ++num_prompt;
-    if (penalised()) entries_[slot(id)].prompt = true;
-  }
-  void count_output(int64_t id, int by) {
-    num_output += by;
-    if (penalised()) entries_[slot(id)].output += by;
-  }
-
-  // True if the row `ahead` tokens past the committed ones differs from the raw logits.
-  bool processes(int64_t ahead) const {
-    return penalised() || !bias.empty() || (!banned.empty() && num_output + ahead < min_tokens);
-  }
-
-  // Order of vLLM's sampler: min_tokens, logit_bias, then repetition, frequency and presence penalty. num_output
-  // already includes the drafts before this row.
-  void process(float* x, const IdMap* map) const {
-    const auto column = [map](int32_t id) { return map == nullptr ? id : map->column(id); };
-    if (num_output < min_tokens)
-      for (int32_t id : banned)
-        if (int c = column(id); c >= 0) x[c] = kNegInf;
-    for (const auto& [id, value] : bias)
-      if (int c = column(id); c >= 0) x[c] += value;
-    if (!penalised()) return;
-    const float rep = static_cast<float>(repetition), freq = static_cast<float>(frequency),
-                pres = static_cast<float>(presence);
-    for (const Entry& e : entries_) {
-      if (!e.prompt && e.output == 0) continue;
-      const int c = column(e.id);
-      if (c < 0) continue;
-      float v = x[c];
-      if (rep != 1.0f) v = v > 0 ? v / rep : v * rep;
-      if (e.output > 0) {
-        v -= freq * static_cast<float>(e.output);
-        v -= pres;
-      }
-      x[c] = v;
-    }
-  }
-
- private:
-  struct Entry {
-    int32_t id;
-    int32_t output;
-    bool prompt;
-  };
-  std::vector<Entry> entries_;  // distinct ids seen, in order of appearance
-  std::vector<int32_t> slots_;  // per id: its entry, or -1; allocated for penalised requests alone
-
-  size_t slot(int64_t id) {
-    if (slots_.empty()) slots_.assign(static_cast<size_t>(vocab_size), -1);
-    int32_t& s = slots_[static_cast<size_t>(id)];
-    if (s < 0) {
-      s = static_cast<int32_t>(entries_.size());
-      entries_.push_back({static_cast<int32_t>(id), 0, false});
-    }
-    return static_cast<size_t>(s);
-  }
-};
-
-// Counts a block's tokens on top of a state and takes them off again.
-class Prefix {
- public:
-  explicit Prefix(SamplingState& state) : state_(state) {}
-  Prefix(const Prefix&) = delete;
-  Prefix& operator=(const Prefix&) = delete;
-  ~Prefix() {
-    for (int64_t id : tokens_) state_.count_output(id, -1);
-  }
-  void push(int64_t id) {
-    tokens_.push_back(id);
-    state_.count_output(id, 1);
-  }
-
- private:
-  SamplingState& state_;
-  Tokens tokens_;
-};
-
 // The rows of one pass, with what may restrict them.
 class Pass {
  public:
   Pass(const Logits& logits, const IdMap* map, const std::optional<Ints2>& allowed)
       : x_(logits.data()), rows_(logits.shape(0)), width_(static_cast<int>(logits.shape(1))), map_(map) {
-    if (logits.shape(1) > size_t(std::numeric_limits<int32_t>::max())) fail("logits: more than 2^31 columns");
+    if (logits.shape(1) == 0 || logits.shape(1) > size_t(std::numeric_limits<int32_t>::max()))
+      fail("logits: " + std::to_string(logits.shape(1)) + " columns, expected 1 to 2^31 - 1");
     if (map != nullptr && map->ids.size() != logits.shape(1))
       fail("logits: " + std::to_string(width_) + " columns, but id_map lists " + std::to_string(map->ids.size()));
     if (allowed) {
@@ -198,7 +75,7 @@ class Pass {
   const RowView& view(size_t r, const SamplingState& state) {
     const float* x = x_ + r * static_cast<size_t>(width_);
     const bool masked = restricts(r);
-    if (masked || state.processes(0)) {
+    if (masked || state.processes()) {
       scratch_.assign(x, x + width_);
       if (masked) mask(r);
       state.process(scratch_.data(), map_);
@@ -239,10 +116,6 @@ class Pass {
 thread_local std::vector<float> Pass::scratch_;
 thread_local RowView Pass::view_;
 
-NoiseKey noise_key(const SamplingState& state, Stream stream) {
-  return NoiseKey(state.seed, state.choice, static_cast<uint32_t>(state.num_tokens()), stream);
-}
-
 void check_blocks(const Pass& pass, const std::vector<SamplingState*>& states, const Blocks& drafts) {
   if (!drafts.empty() && drafts.size() != states.size())
     fail("drafts: " + std::to_string(drafts.size()) + " blocks for " + std::to_string(states.size()) + " states");
@@ -278,7 +151,7 @@ Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, c
   Tokens out(pass.rows());
   nb::gil_scoped_release release;
   each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
-    out[r] = draw_coupled(pass.view(r, state), state.warp, noise_key(state, Stream::kGumbel));
+    out[r] = draw_coupled(pass.view(r, state), state.warp, state.noise(Stream::kGumbel));
   });
   return out;
 }
@@ -308,7 +181,7 @@ nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states
       Prefix prefix(state);
       for (int64_t j = 0; j < counts[i]; ++j, ++r) {
         const RowView& view = pass.view(r, state);
-        const NoiseKey key = noise_key(state, with_probs ? Stream::kDraft : Stream::kGumbel);
+        const NoiseKey key = state.noise(with_probs ? Stream::kDraft : Stream::kGumbel);
         if (with_probs) Distribution(view, state.warp).write(&probs[r * width]);
         out[r] = pass.token(draw_coupled(view, state.warp, key));
         prefix.push(out[r]);
@@ -396,7 +269,7 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
       const Distribution target(pass.view(row + j, state), state.warp);
       if (j < block.size()) {
         const float prob = target.at(static_cast<int>(block[j]));
-        if (accept_draft(prob, q.row(draft + j), block[j], uniform53(noise_key(state, Stream::kAccept)))) {
+        if (accept_draft(prob, q.row(draft + j), block[j], uniform53(state.noise(Stream::kAccept)))) {
           prefix.push(block[j]);
           continue;
         }
@@ -405,8 +278,7 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
       if (j < block.size()) subtract_residual(p.data(), width, q.row(draft + j), block[j]);
       break;
     }
-    out.emplace_back(static_cast<int64_t>(j),
-                     draw_inverse_cdf(p.data(), width, uniform53(noise_key(state, Stream::kNext))));
+    out.emplace_back(static_cast<int64_t>(j), draw_inverse_cdf(p.data(), width, uniform53(state.noise(Stream::kNext))));
     row += block.size() + 1;
     draft += block.size();
   }
@@ -514,37 +386,61 @@ void init_state(SamplingState* self, int vocab_size, const Tokens& prompt, doubl
 }  // namespace
 
 void register_sampling(nb::module_& m) {
-  nb::class_<IdMap>(m, "IdMap")
-      .def(nb::init<Ints, int>(), "ids"_a, "vocab_size"_a)
+  nb::class_<IdMap>(m, "IdMap", "Target ids of the columns of a head over part of the vocabulary.")
+      .def(
+          "__init__",
+          [](IdMap* self, Ints ids, int vocab_size) { new (self) IdMap(ids.data(), ids.size(), vocab_size); }, "ids"_a,
+          "vocab_size"_a, "ids: int32 [columns], strictly increasing. Raises ValueError.")
       .def("__len__", [](const IdMap& map) { return map.ids.size(); });
 
-  nb::class_<SamplingState>(m, "SamplingState")
+  nb::class_<SamplingState>(m, "SamplingState", "Parameters and token counts of one choice of one request.")
       .def("__init__", &init_state, "vocab_size"_a, "prompt"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = 0,
            "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
            "frequency_penalty"_a = 0.0, "logit_bias"_a = std::vector<std::pair<int64_t, double>>{},
-           "banned"_a = Tokens{}, "min_tokens"_a = 0, "seed"_a = 0, "choice"_a = 0)
+           "banned"_a = Tokens{}, "min_tokens"_a = 0, "seed"_a = 0, "choice"_a = 0,
+           "logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. top_k 0, "
+           "top_p 1 and min_p 0 are off. Raises ValueError for ids outside the vocabulary.")
       .def(
           "commit",
           [](SamplingState& state, const Tokens& tokens) {
             for (int64_t id : tokens) state.check(id, "tokens");
             for (int64_t id : tokens) state.count_output(id, 1);
           },
-          "tokens"_a)
-      .def_prop_ro("num_tokens", &SamplingState::num_tokens)
+          "tokens"_a, "Append tokens to the output.")
+      .def_prop_ro("num_tokens", &SamplingState::num_tokens,
+                   "Prompt and output: the absolute position of the next draw.")
       .def_ro("num_output", &SamplingState::num_output)
       .def_ro("seed", &SamplingState::seed)
       .def_ro("choice", &SamplingState::choice);
 
-  m.def("argmax_rows", &argmax, "logits"_a);
-  m.def("sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none());
+  m.def(
+      "argmax_rows", &argmax, "logits"_a,
+      "int64 [rows] of float32 [rows, columns]. Ties: lowest column; NaN never wins. A row of NaN and -inf alone gives "
+      "its first -inf, or 0.");
+  m.def(
+      "sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
+      "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
+      "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
+      "bit i of a row permits id i. Order: mask, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p.");
   m.def("draft_rows", &draft, "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(),
-        "with_probs"_a = false);
-  m.def("probs_rows", &probs, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none());
+        "with_probs"_a = false,
+        "Tokens (target ids) of a block drafter: state i owns counts[i] rows, of which row j sees the tokens drawn in "
+        "the rows before. Noise: the target's; with_probs: the drafter's own, and the result is (tokens, float32 "
+        "[rows, columns] distributions).");
+  m.def("probs_rows", &probs, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
+        "The distributions that sample_rows draws from, float32 [rows, vocabulary].");
   m.def("reject_rows", &reject, "logits"_a, "states"_a, "drafts"_a, "draft_probs"_a = nb::none(),
-        "draft_ids"_a = nb::none(), "allowed"_a = nb::none());
+        "draft_ids"_a = nb::none(), "allowed"_a = nb::none(),
+        "Rejection sampling: per state (accepted drafts, next token). Rows as in sample_rows. draft_probs: float32 "
+        "[drafts of all states, m], None = each draft was certain. draft_ids: int32 [1 or drafts, m], the ids of its "
+        "columns; None = column is id.");
   m.def("reject_block", &reject_block, "target_probs"_a, "drafts"_a, "uniforms"_a, "draft_probs"_a = nb::none(),
-        "draft_ids"_a = nb::none());
-  m.def("logprobs_rows", &logprobs, "logits"_a, "rows"_a, "ids"_a, "top_n"_a = 0);
+        "draft_ids"_a = nb::none(),
+        "The rule behind reject_rows for one block with given distributions [drafts + 1, vocabulary] and uniforms: "
+        "(accepted drafts, float32 [vocabulary] distribution of the next token).");
+  m.def("logprobs_rows", &logprobs, "logits"_a, "rows"_a, "ids"_a, "top_n"_a = 0,
+        "Raw log-softmax of ids[i] in row rows[i] and of the top_n best ids there: (logprobs float32 [n], ranks int32 "
+        "[n], ids int32 [n, top_n], logprobs float32 [n, top_n]); id -1 where a row has fewer ids above -inf.");
 
   m.def(
       "philox4x32_10",
@@ -553,17 +449,16 @@ void register_sampling(nb::module_& m) {
         const Words out = philox4x32_10({{counter[0], counter[1], counter[2], counter[3]}}, key[0], key[1]);
         return std::vector<uint32_t>(out.w, out.w + 4);
       },
-      "counter"_a, "key"_a);
+      "counter"_a, "key"_a, "The generator of all noise: 4 words of 32 bits.");
   m.def(
       "gumbel_noise",
       [](uint64_t seed, uint32_t choice, uint32_t position, const Tokens& ids) {
         std::vector<double> out;
-        for (int64_t id : ids)
-          out.push_back(
-              gumbel(noise_bits(NoiseKey(seed, choice, position, Stream::kGumbel), static_cast<uint32_t>(id))));
+        const NoiseKey key(seed, choice, position, Stream::kGumbel);
+        for (int64_t id : ids) out.push_back(gumbel(noise_bits(key, static_cast<uint32_t>(id))));
         return out;
       },
-      "seed"_a, "choice"_a, "position"_a, "ids"_a);
+      "seed"_a, "choice"_a, "position"_a, "ids"_a, "The noise of coupled sampling.");
   m.def(
       "select_sampling_isa",
       [](const std::string& name) {
@@ -571,5 +466,6 @@ void register_sampling(nb::module_& m) {
           fail("name: '" + name + "' is not available here; use portable, avx2 or avx512");
         return std::string(kernels().name);
       },
-      "name"_a = "");
+      "name"_a = "",
+      "Force a path of the sampler for tests (all give the same bits); '' = the best. Returns its name.");
 }

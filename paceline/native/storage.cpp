@@ -125,7 +125,10 @@ KVCache::KVCache(int layers_, int kv_heads_, int head_dim_, int blocks_, bool f3
       f32(f32_),
       block_bytes_((key_bytes(head_dim_, f32_) + key_bytes((head_dim_ + 15) / 16 * 16, f32_) + 63) / 64 * 64),
       layer_bytes_(block_bytes_ * size_t(kv_heads_) * size_t(blocks_)),
-      region_(layer_bytes_ * size_t(layers_)) {}
+      region_(layer_bytes_ * size_t(layers_)) {
+  if (layers < 1 || kv_heads < 1 || head_dim < 1 || blocks < 1)
+    throw std::invalid_argument("a cache needs positive dimensions");
+}
 
 void KVCache::read(int layer_index, int block, int slot, float* keys, float* values) const {
   const int width = (head_dim + 15) / 16 * 16;

@@ -33,8 +33,11 @@ class SequenceView(Protocol):
 
 @dataclass(slots=True)
 class Proposal:
-    """Drafts per sequence. probs: the distributions they were drawn from, rows in the same order, where the sampler
-    asks for them (mode "rejection"); None: certain guesses."""
+    """Drafts per sequence.
+
+    probs: the distributions they were drawn from, rows in the same order, where the sampler asks for them (mode
+    "rejection"); None: certain guesses.
+    """
 
     drafts: list[list[int]]
     probs: DraftProbs | None = None

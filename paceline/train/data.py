@@ -20,9 +20,12 @@ SORT_WINDOW = 16  # batches whose sequences are sorted together by length, to sa
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``taps [S, L, T*H]``, ``anchors [S, A]`` (absolute), ``tokens [S, A, B]`` (token ids of the block, -1 beyond the
-    end), ``valid [S, A, B-1]`` (slot k holds a token of the answer), ``teacher [S, A, B-1, H]`` (final hidden state that
-    predicts slot k) or None, ``domains`` one per sequence."""
+    """S sequences with A blocks of B slots each, over contexts padded to L tokens.
+
+    ``taps [S, L, T*H]``; ``anchors [S, A]`` (absolute positions); ``tokens [S, A, B]`` (ids of the block, -1 beyond the
+    end); ``valid [S, A, B-1]`` (slot k holds a token of the answer); ``teacher [S, A, B-1, H]`` (final hidden state
+    that predicts slot k) or None; ``domains``, one per sequence.
+    """
 
     taps: Tensor
     anchors: Tensor

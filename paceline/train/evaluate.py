@@ -1,7 +1,7 @@
 """Acceptance of a drafter on the target's own greedy answers, without running the generation loop.
 
-The target is greedy, so the text is known: a draft is accepted exactly when it equals the answer's token. One pass drafts
-at every position of an answer; walking from accepted draft to accepted draft then gives the very rounds that
+The target is greedy, so the text is known: a draft is accepted exactly when it equals the answer's token. One pass
+drafts at every position of an answer; walking from accepted draft to accepted draft then gives the very rounds that
 the loop would have made.
 """
 
@@ -51,7 +51,8 @@ def walk(run_lengths: np.ndarray, first: int, end: int) -> list[int]:
     """Accepted drafts of each round of the loop over one answer.
 
     ``run_lengths[i]`` is how many drafts in a row are right when the anchor is at answer position ``i``; the loop
-    starts at anchor ``first`` and stops when the answer, ``end`` tokens long, is complete. Drafts beyond the end do not count.
+    starts at anchor ``first`` and stops when the answer, ``end`` tokens long, is complete. Drafts beyond the end do
+    not count.
     """
     accepted = []
     at = first

@@ -20,7 +20,7 @@ HEAD_ROWS_FILE = "head_rows.safetensors"
 def export_drafter(
     model: Drafter, rows: Sequence[int] | None, folder: Path, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    """``config.json``, ``model.safetensors`` (z-lab's tensor names) and, if ``rows`` is given, ``head_rows.safetensors``.
+    """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names) and ``head_rows.safetensors`` (if ``rows``).
 
     The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
     Loaders that do not know the file use the whole head, which is also right.

@@ -143,8 +143,8 @@ class Trainer:
     def resume(self, *, new_schedule: bool = False) -> bool:
         """Load the checkpoint if there is one.
 
-        Raises TrainError where data or schedule differ from that run's, unless ``new_schedule``: then weights, optimiser
-        state and step count go on under the present data and schedule.
+        Raises TrainError where data or schedule differ from that run's, unless ``new_schedule``: then weights,
+        optimiser state and step count go on under the present data and schedule.
         """
         if not self.checkpoint.exists():
             return False
@@ -240,7 +240,7 @@ def _pace(started: float, steps: int) -> float:
 
 
 def summary(window: list[tuple[float, Tensor, Tensor]]) -> dict[str, Any]:
-    """Mean loss, accuracy of each slot on its own, survival, and the acceptance length that follows (teacher forced)."""
+    """Mean loss, accuracy of each slot on its own, survival, and the acceptance length that follows."""
     hit, valid = torch.cat([w[1] for w in window]), torch.cat([w[2] for w in window])
     accuracy = (hit & valid).sum(0) / valid.sum(0).clamp(min=1)
     survival, length = acceptance(hit, valid)

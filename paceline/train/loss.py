@@ -112,8 +112,8 @@ def head_loss(
     ``hidden [N, K, H]``: drafter output of the slots 1..K; ``head [R, H]``: frozen rows, in the compute dtype;
     ``labels [N, K]``: row numbers of the right tokens, -1 where the token has no row; ``valid [N, K]``: slots inside
     the sequence; ``teacher [N, K, H]``: the target's final hidden state that predicts each slot's token.
-    Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a batch
-    are summed), and ``hit [N, K]``, where the arg max is right.
+    Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a
+    batch are summed), and ``hit [N, K]``, where the arg max is right.
     """
     total, hit, weight = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.distill else None, config)
     return total, weight, hit

@@ -1,7 +1,8 @@
 """Training prompts: rebuilt from public sources by one command, or the user's own from a JSON-lines file.
 
 A prompts file has one JSON object per line: ``prompt`` (text of the user's turn) or ``messages`` (a whole chat), and
-optionally ``id`` (default: the line number), ``domain`` (default ``own``), ``source``, ``licence``. ``.gz`` is understood.
+optionally ``id`` (default: the line number), ``domain`` (default ``own``), ``source``, ``licence``. A name that ends
+in ``.gz`` is read and written compressed.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def regenerate(
 def read_answers(
     path: Path, prompts: Iterable[Prompt] | None = None, tokenizer: Tokenizer | None = None
 ) -> list[Answer]:
-    """Read an answers file. Lines without ``prompt_tokens`` need ``prompts`` (matched by id) and their ``tokenizer``."""
+    """Read an answers file. Lines without ``prompt_tokens`` need ``prompts`` (by id) and their ``tokenizer``."""
     by_id = {p.id: p for p in prompts} if prompts is not None else {}
     out = []
     for number, item in read_json_lines(path):
@@ -114,7 +114,8 @@ def read_answers(
         if ids is None:
             if identity not in by_id or tokenizer is None:
                 raise TrainError(
-                    f"{path}, line {number}: no 'prompt_tokens', and no prompt with id {identity}: give its file by --prompts"
+                    f"{path}, line {number}: no 'prompt_tokens', and no prompt with id {identity}: "
+                    "give the file of prompts with --prompts"
                 )
             ids = tokenizer.encode_chat(list(by_id[identity].messages))
         out.append(Answer(identity, str(item.get("domain", "own")), [int(t) for t in ids], tokens))

@@ -120,8 +120,8 @@ class TorchTarget:
         """Run ``ids [B, L]`` from position 0.
 
         Returns the outputs of the decoder layers ``taps`` (0-based, in list order, residual stream before the
-        final norm, fp32 ``[B, L, H]``) and the final hidden state after the norm in the weights' dtype; the head applied
-        to that gives logits.
+        final norm, fp32 ``[B, L, H]``) and the final hidden state after the norm in the weights' dtype; the head
+        applied to that gives logits.
         """
         positions = torch.arange(ids.shape[1], device=ids.device)
         cos, sin = rope_tables(positions, self.config.head_dim, self.config.rope_theta)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 TOPICS = (
     "black holes", "coffee", "the French Revolution", "jazz music", "remote work", "gravity", "opera", "volcanoes",
-    "bicycles", "electric cars", "the Roman Empire", "photosynthesis", "chess", "sleep", "sourdough bread", "honey bees",
+    "bicycles", "electric cars", "the Roman Empire", "photosynthesis", "chess", "sleep", "sourdough bread",
+    "honey bees",
     "the stock market", "public libraries", "coral reefs", "vaccines", "the printing press", "soccer", "camping",
     "renewable energy", "the Silk Road", "poetry", "robots", "dreams", "glaciers", "time zones", "migration of birds",
     "urban gardening", "the human heart", "satellites", "tea", "folk tales", "memory", "rivers", "inflation", "tides",

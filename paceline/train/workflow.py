@@ -1,6 +1,6 @@
 """The steps of ``paceline train`` as functions: files in, files out, plain errors, progress on standard output.
 
-A run folder of ``fit`` holds ``run.json`` (the drafter's shape, head rows, target), ``checkpoint.pt`` and ``log.jsonl``.
+A run folder of ``fit`` holds ``run.json`` (drafter's shape, head rows, target), ``checkpoint.pt`` and ``log.jsonl``.
 """
 
 from __future__ import annotations

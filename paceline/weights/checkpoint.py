@@ -92,9 +92,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{path}: no such file or folder")
     refuse_pickle(path)
     if path.suffix == ".safetensors":
-        raise CheckpointError(
-            f"{path}: give the folder that holds this file and its config.json, not the file"
-        )
+        raise CheckpointError(f"{path}: give the folder that holds this file and its config.json, not the file")
     return GGUFCheckpoint(path)
 
 
@@ -110,9 +108,7 @@ def refuse_pickle(path: Path) -> None:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if head == b"GGUF":
         return
-    is_pickle = head == b"PK\x03\x04" or (
-        head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
-    )
+    is_pickle = head == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"))
     if (is_pickle and path.suffix != ".safetensors") or path.suffix in PICKLE_SUFFIXES:
         raise CheckpointError(
             f"{path}: PyTorch pickle files are refused because loading one runs the code inside it; "

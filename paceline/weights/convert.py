@@ -1,6 +1,8 @@
 """GGUF file -> Hugging Face folder: the same weights, dequantised, with a tokenizer that gives the same ids.
 
-So other tools (transformers, a trainer) can use the model that the engine runs.
+So other tools (transformers, a trainer) can use the model that the engine runs. For model_type qwen2 transformers'
+AutoTokenizer insists on its own class, which composes Unicode characters (NFC) first, as llama.cpp and this package
+do not; PreTrainedTokenizerFast takes tokenizer.json as it is.
 """
 
 from __future__ import annotations
@@ -47,9 +49,7 @@ def convert(
         raise ConfigError(f"{destination}: exists already; give a new folder or an empty one")
     with open_checkpoint(source) as checkpoint:
         if not isinstance(checkpoint, GGUFCheckpoint):
-            raise CheckpointError(
-                f"{source}: convert reads GGUF files; this is a Hugging Face folder already"
-            )
+            raise CheckpointError(f"{source}: convert reads GGUF files; this is a Hugging Face folder already")
         tokenizer = load_tokenizer(checkpoint)
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
@@ -80,11 +80,7 @@ def _write(
         write_safetensors(file, rows, _tensors(checkpoint, dtype, progress))
     config = {**checkpoint.config, "torch_dtype": dtype}
     _write_json(folder / "config.json", config)
-    ids = {
-        key: config[key]
-        for key in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if config[key] is not None
-    }
+    ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None}
     _write_json(folder / "generation_config.json", ids)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {

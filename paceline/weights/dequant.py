@@ -52,9 +52,7 @@ def dequantize_numpy(raw: np.ndarray, dtype: str, out: np.ndarray) -> np.ndarray
     target = out.reshape(-1, elements)
     step = max(1, _CHUNK_ELEMENTS // elements)
     convert = _CONVERT[dtype]
-    with np.errstate(
-        invalid="ignore", over="ignore"
-    ):  # a corrupt scale may be infinite; that is the caller's to judge
+    with np.errstate(invalid="ignore", over="ignore"):  # a corrupt scale may be infinite; that is the caller's to judge
         for start in range(0, len(blocks), step):
             values = convert(blocks[start : start + step])
             target[start : start + step] = to_bfloat16(values) if out.dtype == BFLOAT16 else values

@@ -116,9 +116,7 @@ class GGUFFile:
 
     def _read_header(self) -> None:
         if self._map[:4] != MAGIC:
-            raise self._error(
-                f"not a GGUF file: it starts with {bytes(self._map[:4])!r} instead of {MAGIC!r}"
-            )
+            raise self._error(f"not a GGUF file: it starts with {bytes(self._map[:4])!r} instead of {MAGIC!r}")
         self._pos = 4
         self.version = self._scalar(_U32, "version")
         if self.version not in (2, 3):
@@ -135,17 +133,13 @@ class GGUFFile:
                 raise self._error(f"metadata key {key!r} appears twice")
             self.metadata[key] = self._value(self._scalar(_U32, key), key)
         if self.metadata.get("split.count", 1) not in (0, 1):
-            raise self._error(
-                "this is one part of a split GGUF; merge the parts first (llama-gguf-split --merge)"
-            )
+            raise self._error("this is one part of a split GGUF; merge the parts first (llama-gguf-split --merge)")
         rows = [self._tensor_row() for _ in range(tensor_count)]
         self._place_tensors(rows)
 
     def _check_count(self, count: int, least_bytes: int, what: str) -> None:
         if count * least_bytes > self._size - self._pos:
-            raise self._error(
-                f"claims {count} {what}, more than its {self._size} bytes can hold; corrupt or truncated"
-            )
+            raise self._error(f"claims {count} {what}, more than its {self._size} bytes can hold; corrupt or truncated")
 
     def _scalar(self, form: struct.Struct, what: str) -> Any:
         end = self._pos + form.size

@@ -135,9 +135,7 @@ class GGUFCheckpoint(Checkpoint):
         """
         layers = self.config["num_hidden_layers"]
         per_layer = [
-            n
-            for n in _LAYER_NAMES
-            if n.endswith(".weight") and not n.endswith(("q_norm.weight", "k_norm.weight"))
+            n for n in _LAYER_NAMES if n.endswith(".weight") and not n.endswith(("q_norm.weight", "k_norm.weight"))
         ]
         if self.architecture == "qwen2":
             per_layer += _ATTENTION_BIASES[:3]
@@ -155,9 +153,7 @@ class GGUFCheckpoint(Checkpoint):
             if len(missing) > 3:
                 break
         if missing:
-            raise self._error(
-                f"missing tensors: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}"
-            )
+            raise self._error(f"missing tensors: {', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''}")
         for name in stored:
             match = _LAYER.fullmatch(name)
             if match and int(match[1]) >= layers:
@@ -176,9 +172,7 @@ class GGUFCheckpoint(Checkpoint):
         key = "num_attention_heads" if part == "attn_q" else "num_key_value_heads"
         heads, row_bytes = self.config[key], raw.size // rows
         if rows % (2 * heads):
-            raise self._error(
-                f"tensor {stored!r} has {rows} rows, which do not divide into {heads} heads of even size"
-            )
+            raise self._error(f"tensor {stored!r} has {rows} rows, which do not divide into {heads} heads of even size")
         pairs = raw.reshape(heads, rows // heads // 2, 2, row_bytes)
         return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(-1)
 
@@ -255,18 +249,14 @@ class GGUFCheckpoint(Checkpoint):
             "pad_token_id": self._get("tokenizer.ggml.padding_token_id", int),
         }
         if arch != "qwen2":
-            config["attention_bias"] = any(
-                n.startswith("blk.") and n.endswith(_ATTENTION_BIASES) for n in stored
-            )
+            config["attention_bias"] = any(n.startswith("blk.") and n.endswith(_ATTENTION_BIASES) for n in stored)
         if arch == "llama":
             config["mlp_bias"] = any(n.startswith("blk.") and n.endswith(_MLP_BIASES) for n in stored)
         factors = None
         if "rope_freqs.weight" in stored:
             info = stored["rope_freqs.weight"]
             if info.dtype != "F32" or info.shape != (head_dim // 2,):
-                raise self._error(
-                    f"rope_freqs.weight is {info.dtype} {info.shape}, expected F32 ({head_dim // 2},)"
-                )
+                raise self._error(f"rope_freqs.weight is {info.dtype} {info.shape}, expected F32 ({head_dim // 2},)")
             factors = self._file.raw("rope_freqs.weight").view(np.float32)
         try:
             config.update(rope_config(self.metadata, arch, head_dim, factors))
@@ -279,9 +269,7 @@ class GGUFCheckpoint(Checkpoint):
         expanded to.
         """
         kinds = {t.dtype for t in self._file.tensors.values() if len(t.shape) > 1}
-        return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(
-            frozenset(kinds), "bfloat16"
-        )
+        return {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(frozenset(kinds), "bfloat16")
 
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end generation, the file's eos first: metadata (eos, eot, eom), then known control tokens

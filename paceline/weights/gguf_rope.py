@@ -10,9 +10,7 @@ import numpy as np
 from paceline.errors import CheckpointError
 
 
-def rope_config(
-    metadata: dict[str, Any], arch: str, head_dim: int, factors: np.ndarray | None
-) -> dict[str, Any]:
+def rope_config(metadata: dict[str, Any], arch: str, head_dim: int, factors: np.ndarray | None) -> dict[str, Any]:
     """`{"rope_theta": float, "rope_scaling": dict | None}`.
 
     `factors` is the tensor rope_freqs.weight [head_dim / 2] if the file has one: llama.cpp stores Llama 3's
@@ -48,9 +46,7 @@ def rope_config(
 def _number(metadata: dict[str, Any], key: str, default: float) -> float:
     value = metadata.get(key, default)
     if type(value) not in (int, float) or not np.isfinite(value) or value < 0:
-        raise CheckpointError(
-            f"metadata {key!r} is {str(value)[:60]!r}, expected a finite number that is not negative"
-        )
+        raise CheckpointError(f"metadata {key!r} is {str(value)[:60]!r}, expected a finite number that is not negative")
     return float(str(np.float32(value)))
 
 
@@ -91,9 +87,7 @@ def _llama3(factors: np.ndarray, theta: float, head_dim: int, original: Any) -> 
     ramp = (stored > 1.0 + 1e-5) & (stored < factor * (1 - 1e-5))
     if ramp.sum() >= 2:
         smooth = (1 / stored[ramp] - 1 / factor) / (1 - 1 / factor)
-        slope, intercept = np.polyfit(
-            1 / wavelengths[ramp], smooth, 1
-        )  # original / (high - low), -low / (high - low)
+        slope, intercept = np.polyfit(1 / wavelengths[ramp], smooth, 1)  # original / (high - low), -low / (high - low)
         if slope > 0 > intercept:
             span = -1 / intercept  # high - low, for low = 1
             candidates.append(scaling(1.0, float(f"{1 + span:.4g}"), slope * span))

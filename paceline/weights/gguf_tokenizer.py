@@ -79,18 +79,14 @@ def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
         raise error(f"tokenizer.ggml.merges does not fit the tokens: {problem}") from problem
 
     tokenizer = Tokenizer(bpe)
-    steps: list[Any] = [
-        pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[pre]
-    ]
+    steps: list[Any] = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in PRE_TOKENIZERS[pre]]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
     control = np.flatnonzero((kinds == _UNKNOWN) | (kinds == _CONTROL))
     special = [AddedToken(tokens[i], special=True, normalized=False) for i in control]
-    plain = [
-        AddedToken(tokens[i], special=False, normalized=False) for i in np.flatnonzero(kinds == _USER_DEFINED)
-    ]
+    plain = [AddedToken(tokens[i], special=False, normalized=False) for i in np.flatnonzero(kinds == _USER_DEFINED)]
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
     _add_frame(tokenizer, metadata, tokens, pre in _WHOLE_PIECES_FIRST, error)

@@ -93,18 +93,14 @@ class HFFolder(Checkpoint):
             self._files[path.name] = SafetensorsFile(path)
             for name in self._files[path.name].entries:
                 if name in where:
-                    raise CheckpointError(
-                        f"{self.path}: tensor {name!r} is in both {where[name]} and {path.name}"
-                    )
+                    raise CheckpointError(f"{self.path}: tensor {name!r} is in both {where[name]} and {path.name}")
                 where[name] = path.name
         return where
 
     def _open_index(self) -> dict[str, str]:
         weight_map = read_json(self.path / INDEX).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(f, str) for f in weight_map.values()):
-            raise CheckpointError(
-                f"{self.path / INDEX}: weight_map is not an object of tensor name -> file name"
-            )
+            raise CheckpointError(f"{self.path / INDEX}: weight_map is not an object of tensor name -> file name")
         for file in sorted(set(weight_map.values())):
             if "/" in file or "\\" in file or "\0" in file or not file.endswith(".safetensors"):
                 raise CheckpointError(
@@ -117,7 +113,5 @@ class HFFolder(Checkpoint):
             self._files[file] = SafetensorsFile(self.path / file)
         for name, file in weight_map.items():
             if name not in self._files[file].entries:
-                raise CheckpointError(
-                    f"{self.path}: tensor {name!r} is not in {file}, where the index puts it"
-                )
+                raise CheckpointError(f"{self.path}: tensor {name!r} is not in {file}, where the index puts it")
         return dict(weight_map)

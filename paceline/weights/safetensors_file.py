@@ -103,9 +103,7 @@ class SafetensorsFile:
                 raise self._error(
                     "this is a PyTorch pickle, not safetensors; pickles are refused because they run code"
                 )
-            raise self._error(
-                f"header of {length} bytes in a file of {size}: not safetensors, truncated or corrupt"
-            )
+            raise self._error(f"header of {length} bytes in a file of {size}: not safetensors, truncated or corrupt")
         try:
             header = json.loads(self._map[8 : 8 + length].decode("utf-8"), object_pairs_hook=_no_duplicates)
         except (ValueError, RecursionError) as error:
@@ -122,9 +120,7 @@ class SafetensorsFile:
             raise self._error(f"tensor {name!r}: the header entry is not {{dtype, shape, data_offsets}}")
         dtype, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
         if not isinstance(dtype, str) or dtype not in _DTYPES:
-            raise self._error(
-                f"tensor {name!r} has the type {str(dtype)[:40]!r}; supported are {', '.join(_DTYPES)}"
-            )
+            raise self._error(f"tensor {name!r} has the type {str(dtype)[:40]!r}; supported are {', '.join(_DTYPES)}")
         if not _is_sizes(shape) or len(shape) > 8:
             raise self._error(
                 f"tensor {name!r} has the shape {str(shape)[:60]}; up to 8 non-negative integers are possible"
@@ -135,9 +131,7 @@ class SafetensorsFile:
                 "data; the file is truncated or corrupt"
             )
         if prod(shape) * _DTYPES[dtype].itemsize != offsets[1] - offsets[0]:
-            raise self._error(
-                f"tensor {name!r}: {dtype} {shape} does not take {offsets[1] - offsets[0]} bytes"
-            )
+            raise self._error(f"tensor {name!r}: {dtype} {shape} does not take {offsets[1] - offsets[0]} bytes")
         return Entry(dtype, tuple(shape), start + offsets[0], start + offsets[1])
 
     def _check_packing(self, entries: dict[str, Entry], start: int, size: int) -> None:
@@ -145,11 +139,7 @@ class SafetensorsFile:
         position = start
         for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
             if entry.begin != position:
-                fault = (
-                    "overlaps another tensor"
-                    if entry.begin < position
-                    else "follows bytes that no tensor owns"
-                )
+                fault = "overlaps another tensor" if entry.begin < position else "follows bytes that no tensor owns"
                 raise self._error(f"tensor {name!r} {fault}")
             position = entry.end
         if position != size:

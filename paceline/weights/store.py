@@ -20,9 +20,7 @@ def known_models() -> list[str]:
     return [model.name for model in WHEEL_MODELS]
 
 
-def resolve_model(
-    name: str | os.PathLike[str], *, progress: Progress | None = None, offline: bool = False
-) -> Path:
+def resolve_model(name: str | os.PathLike[str], *, progress: Progress | None = None, offline: bool = False) -> Path:
     """The folder or GGUF file of a model.
 
     `name`: a path; a known name ("smollm2-135m"); a hub id "org/name", "org/name/file.gguf", either with
@@ -82,9 +80,7 @@ def _from_hub(name: str, tried: list[str], progress: Progress, offline: bool) ->
         return fetch_hub_model(model, progress)
     except StoreError as error:
         tried.append(f"Hugging Face hub ({error})")
-    raise _failure(
-        name, tried, "mend the last one, set HF_ENDPOINT to a mirror that can be reached, or give a path"
-    )
+    raise _failure(name, tried, "mend the last one, set HF_ENDPOINT to a mirror that can be reached, or give a path")
 
 
 def _failure(name: str, tried: list[str], remedy: str) -> StoreError:

@@ -68,21 +68,15 @@ class HubModel:
 
     def cached(self) -> Path | None:
         """The snapshot in our own cache, if it was completed."""
-        return (
-            self.folder / self.file
-            if self.file and (self.folder / self.file).is_file()
-            else self._complete_folder()
-        )
-
-    def _complete_folder(self) -> Path | None:
-        return self.folder if self.file is None and (self.folder / _MANIFEST).is_file() else None
+        if self.file is not None:
+            path = self.folder / self.file
+            return path if path.is_file() else None
+        return self.folder if (self.folder / _MANIFEST).is_file() else None
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of the listing. `sha256` for large files, `git_sha1` (the blob id) for those that git holds
-    itself.
-    """
+    """One file of the listing: `sha256` of large files, `git_sha1` (the blob id) of those in git itself."""
 
     name: str
     size: int
@@ -113,15 +107,27 @@ def huggingface_snapshot(model: HubModel) -> Path | None:
         return None
     patterns = [model.file] if model.file else list(WANTED)
     try:
-        folder = snapshot_download(
-            model.repo, revision=model.revision, allow_patterns=patterns, local_files_only=True
-        )
+        folder = snapshot_download(model.repo, revision=model.revision, allow_patterns=patterns, local_files_only=True)
     except Exception:  # incomplete, another revision, or an older layout: then it is fetched
         return None
-    found = Path(folder) / (model.file or "config.json")
-    if not found.is_file():
-        return None
-    return found if model.file else Path(folder)
+    if model.file:
+        path = Path(folder) / model.file
+        return path if path.is_file() else None
+    return Path(folder) if _has_all_weights(Path(folder)) else None
+
+
+def _has_all_weights(folder: Path) -> bool:
+    """Older releases of huggingface_hub hand out snapshots of interrupted downloads as well."""
+    index = folder / "model.safetensors.index.json"
+    if not (folder / "config.json").is_file():
+        return False
+    if not index.is_file():
+        return any(folder.glob("*.safetensors"))
+    try:
+        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / shard).is_file() for shard in shards)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return False
 
 
 def fetch_hub_model(model: HubModel, progress: Progress) -> Path:
@@ -209,9 +215,7 @@ def _request(client: httpx.Client, url: str, model: HubModel) -> httpx.Response:
             "and accept the model's licence on its page if it asks for that"
         )
     if response.status_code == 404:
-        raise StoreError(
-            f"{model.repo} at revision {model.revision!r} does not exist (HTTP 404); check the spelling"
-        )
+        raise StoreError(f"{model.repo} at revision {model.revision!r} does not exist (HTTP 404); check the spelling")
     if response.status_code != 200:
         raise StoreError(f"{url} answered HTTP {response.status_code}")
     return response
@@ -237,11 +241,7 @@ def _choose(model: HubModel, listing: list[RemoteFile]) -> list[RemoteFile]:
                 f"(all: {', '.join(ggufs)})"
             )
         pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-        why = (
-            "only PyTorch pickles, which are refused because they run code"
-            if pickles
-            else "no safetensors files"
-        )
+        why = "only PyTorch pickles, which are refused because they run code" if pickles else "no safetensors files"
         raise StoreError(f"{model.repo} has {why}; choose a repository with config.json and *.safetensors")
     return sorted(chosen, key=lambda file: file.size)
 
@@ -255,33 +255,43 @@ def _download(client: httpx.Client, url: str, file: RemoteFile, target: Path) ->
     """Fetch one file, continuing what an earlier run left; yields the bytes that are there so far."""
     import httpx
 
-    if target.is_file():  # verified before it got this name
+    # An earlier run may have left this file, or the one of an older commit under the same name.
+    if target.is_file() and not _fault(target, file):
         yield file.size
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     # The hash is in the name: a newer version of the file never continues an older one.
     partial = target.with_name(f"{target.name}.{(file.sha256 or file.git_sha1 or 'x')[:12]}.partial")
-    for attempt in range(_ATTEMPTS):
-        have = partial.stat().st_size if partial.exists() else 0
-        if have >= file.size and have > 0:
-            break
+    failures = 0
+    while (have := partial.stat().st_size if partial.exists() else -1) < file.size:
         try:
-            yield from _continue(client, url, partial, have)
-        except (httpx.TransportError, httpx.DecodingError) as error:
-            if attempt == _ATTEMPTS - 1:
+            yield from _continue(client, url, partial, max(have, 0), file.size)
+            break
+        except (httpx.TransportError, httpx.DecodingError, _BusyError) as error:
+            grown = partial.exists() and partial.stat().st_size > max(have, 0)
+            failures = 1 if grown else failures + 1
+            if failures == _ATTEMPTS:
                 why = str(error) or type(error).__name__
                 raise StoreError(f"{url}: {why}; what came is kept, run again to continue") from error
-            time.sleep(min(2**attempt, 8) * _BACKOFF)
-    _verify(partial, file, url)
+            time.sleep(min(2 ** (failures - 1), 8) * _BACKOFF)
+    if fault := _fault(partial, file):
+        partial.unlink()
+        raise StoreError(f"{url}: received {fault}; it was deleted, run again to fetch it anew")
     os.replace(partial, target)
 
 
 _BACKOFF = 1.0  # seconds; tests shorten it
 
 
-def _continue(client: httpx.Client, url: str, partial: Path, have: int) -> Iterator[int]:
+class _BusyError(Exception):
+    """The server asks to come back later."""
+
+
+def _continue(client: httpx.Client, url: str, partial: Path, have: int, size: int) -> Iterator[int]:
     headers = {"accept-encoding": "identity", **({"range": f"bytes={have}-"} if have else {})}
     with client.stream("GET", url, headers=headers) as response:
+        if response.status_code == 429 or response.status_code >= 500:
+            raise _BusyError(f"HTTP {response.status_code}")
         if response.status_code not in (200, 206):
             raise StoreError(f"{url} answered HTTP {response.status_code}")
         if response.status_code == 200:  # the server sends all of it, whatever was asked
@@ -290,24 +300,18 @@ def _continue(client: httpx.Client, url: str, partial: Path, have: int) -> Itera
             for chunk in response.iter_bytes(CHUNK):
                 output.write(chunk)
                 have += len(chunk)
-                yield have
+                yield min(have, size)
+                if have > size:  # more than was announced: the check that follows refuses it
+                    return
 
 
-def _verify(partial: Path, file: RemoteFile, url: str) -> None:
-    """Compare with the announced size and hash; a file that differs is deleted."""
-    size = partial.stat().st_size if partial.exists() else 0
-    if size == 0 and file.size == 0:
-        partial.touch()
+def _fault(path: Path, file: RemoteFile) -> str:
+    """ "" if the file has the announced size and hash, else what differs."""
+    size = path.stat().st_size
     expected, actual = f"{file.size} bytes", f"{size} bytes"
     if size == file.size and file.sha256:
-        expected, actual = file.sha256, hash_file(partial).hexdigest()
+        expected, actual = file.sha256, hash_file(path).hexdigest()
     elif size == file.size and file.git_sha1:
         expected = file.git_sha1
-        actual = hash_file(
-            partial, hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
-        ).hexdigest()
-    if actual != expected:
-        partial.unlink(missing_ok=True)
-        raise StoreError(
-            f"{url}: received {actual}, announced {expected}; it was deleted, run again to fetch it anew"
-        )
+        actual = hash_file(path, hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)).hexdigest()
+    return "" if actual == expected else f"{actual}, announced {expected}"

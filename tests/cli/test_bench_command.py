@@ -23,6 +23,7 @@ def test_result_and_outputs_are_written_and_a_table_shown(paceline, llm, rows, t
     )
     assert ran.code == 0, ran.err
     assert "speed-up" in ran.out
+    assert ran.out.startswith("fake: avx512, 2 threads, ")
     arms = json.loads(result.read_text())
     assert [tuple(arm) for arm in arms] == [RESULT_KEYS] * 2
     assert [(arm["num_speculative_tokens"], arm["completed"], arm["output_tokens"]) for arm in arms] == [

@@ -125,3 +125,6 @@ def test_a_terminal_prompts_joins_lines_and_survives_ctrl_c_at_the_prompt(paceli
     assert len(llm.log) == 1
     assert prompts == ["> ", ". ", "> ", "> ", "> "]
     assert "Ctrl-D or /quit leaves" in ran.out
+    assert ran.out.startswith(
+        "fake: avx512, 2 threads, 3 MiB bfloat16 weights, KV cache up to 1 MiB, ngram drafts 4 tokens\n"
+    )

@@ -77,11 +77,21 @@ def test_a_pipe_gets_both_answers_in_plain_text_and_the_verdict_last(paceline, l
     assert ran.out.rstrip().splitlines()[-1] == "Outputs identical: yes (9 token ids compared)"
 
 
+def test_an_answer_of_one_token_cannot_be_measured(paceline, llm):
+    llm.answers["hello"] = ""
+    ran = paceline("demo", "hello", "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "single token" in ran.err
+
+
 def test_the_measured_figures_are_those_shown(paceline, llm):
     shown = paceline("demo", "hello").out
     assert "100.0 tok/s" in shown
     assert "250.0 tok/s" in shown
     assert "2.50x" in shown
+    assert "tokens per pass   │        3.00" in shown
+    assert "Drafts came with 5 of 5 passes, and survived to each position:\n   1  100.0%  ██" in shown
+    assert "\n   3    0.0%" in shown
 
 
 def test_a_narrow_terminal_shows_one_after_the_other_with_accepted_tokens_styled(llm):
@@ -90,6 +100,13 @@ def test_a_narrow_terminal_shows_one_after_the_other_with_accepted_tokens_styled
     assert "\x1b[4;32m" in shown
     assert "⟦" not in shown
     assert shown.index("plain decoding") < shown.index("speculative decoding")
+
+
+def test_accepted_white_space_is_not_styled():
+    marked = panes._styled("  self.x\n", True)
+    assert marked.plain == "  self.x\n"
+    assert [(span.start, span.end) for span in marked.spans] == [(2, 8)]
+    assert not panes._styled("self", False).spans
 
 
 def test_a_wide_terminal_shows_both_panes_in_one_row_with_a_legend(llm):
@@ -117,7 +134,7 @@ def test_wide_enough_is_judged_by_the_terminal(paceline, llm, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     for columns in ("99", "100"):
         monkeypatch.setenv("COLUMNS", columns)
-        race_result = demo.RaceResult(1.0, 2.0, True, 1, 5, {})
+        race_result = demo.RaceResult(1.0, 2.0, True, 1, 5, 2, {})
         monkeypatch.setattr(demo.Race, "measure", lambda _self, _repeats, result=race_result: result)
         monkeypatch.setattr(panes, "show_result", lambda _result: None)
         paceline("demo", "hello")

@@ -6,6 +6,7 @@ import sys
 import types
 from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -85,6 +86,9 @@ def test_convert_passes_source_and_destination(paceline, monkeypatch, tmp_path):
 
 def test_drafters_lists_pairs_and_filters(paceline):
     rows = json.loads(paceline("drafters", "--json").out)
+    runs = {row["drafter"]: row["runs_here"] for row in rows}
+    assert runs["z-lab/Qwen3-8B-DFlash-b16"] is True
+    assert runs["z-lab/gpt-oss-20b-DFlash"] is False
     assert len(rows) > 30
     assert all(
         set(row) == {"target", "drafter", "method", "family", "draft_tokens", "note", "runs_here"} for row in rows
@@ -93,6 +97,72 @@ def test_drafters_lists_pairs_and_filters(paceline):
     only = json.loads(paceline("drafters", "llama-3.1", "--json").out)
     assert [row["drafter"] for row in only] == ["z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"]
     assert "Qwen3-8B-DFlash-b16" in paceline("drafters", "qwen3-8b").out
+
+
+def test_drafters_that_nobody_knows(paceline):
+    assert json.loads(paceline("drafters", "no-such-model", "--json").out) == []
+    ran = paceline("drafters", "no-such-model")
+    assert ran.code == 1
+    assert "'no-such-model'" in ran.err
+
+
+class SmallCheckpoint:
+    """What `info` asks of a checkpoint."""
+
+    path = Path("/models/small")
+    config: ClassVar = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 512,
+    }
+    shapes: ClassVar = {"a": ("BF16", (1000, 64)), "b": ("Q8_0", (64, 64)), "c": ("BF16", (64,))}
+
+    def names(self) -> list[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name][1]
+
+    def stored_dtype(self, name: str) -> str:
+        return self.shapes[name][0]
+
+    def close(self) -> None:
+        pass
+
+
+def test_info_shows_the_model_and_how_it_would_run(paceline, llm, monkeypatch):
+    monkeypatch.setattr("paceline.weights.store.resolve_model", lambda name: Path("/models") / name)
+    monkeypatch.setattr("paceline.weights.checkpoint.open_checkpoint", lambda _path: SmallCheckpoint())
+    facts = json.loads(paceline("info", "small", "--json").out)
+    assert (facts["model"], facts["path"], facts["architecture"]) == ("small", "/models/small", "llama")
+    assert facts["parameters"] == 64_000 + 4096 + 64
+    assert facts["stored_parameters"] == {"BF16": 64_064, "Q8_0": 4096}
+    assert (facts["head_dim"], facts["num_key_value_heads"], facts["tied_head"]) == (16, 2, True)
+    assert facts["engine"]["isa"] == "avx512"
+    assert facts["engine"]["weights_bytes"] == 3 << 20
+    text = paceline("info", "small", "--dtype", "float32", "--threads", "2").out
+    for words in ("llama, 2 layers", "68.2 k (64.1 k as BF16, 4.1 k as Q8_0)", "avx512, 2 threads", "3 MiB", "ngram"):
+        assert words in text
+    assert (llm.opened[-1].dtype, llm.opened[-1].threads) == ("float32", 2)
+
+
+def test_drafters_in_the_package_come_first(paceline, monkeypatch, tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"block_size": 8, "paceline_target": {"name": "org/target", "model_type": "llama"}})
+    )
+    monkeypatch.setattr("paceline.speculation.factory.SHIPPED", tmp_path)
+    first, second, *_ = json.loads(paceline("drafters", "--json").out)
+    assert (first["target"], first["drafter"], first["draft_tokens"]) == ("org/target", str(folder), 7)
+    assert first["runs_here"] is True
+    assert second["drafter"] == "z-lab/Qwen3-4B-DFlash-b16"
 
 
 def test_train_hands_everything_over(paceline, monkeypatch):

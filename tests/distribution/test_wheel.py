@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import venv
@@ -85,6 +87,18 @@ def test_installed_package_generates_the_golden_answer(python: Path, tmp_path: P
     model = add_tokenizer(GOLDEN / "target", tmp_path)
     where = run(python, "-c", GENERATE, GOLDEN / "expected.json", model, cwd=tmp_path).splitlines()[-1]
     assert Path(where).is_relative_to(python.parents[1])
+
+
+@pytest.mark.parametrize(("processor", "isa"), [("Nehalem", "portable"), ("Haswell", "avx2")])
+def test_installed_package_runs_on_older_processors(python: Path, tmp_path: Path, processor: str, isa: str) -> None:
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None or platform.machine() != "x86_64":
+        pytest.skip("needs qemu-x86_64 (Debian: apt-get install qemu-user) on x86-64")
+    model = add_tokenizer(GOLDEN / "target", tmp_path)
+    script = f"{GENERATE}\nassert llm.info()['isa'] == {isa!r}, llm.info()['isa']"
+    arguments = [emulator, "-cpu", processor, python, "-c", script, GOLDEN / "expected.json", model]
+    # OpenBLAS must not use instructions that the emulated processor lacks, whatever the environment asks for.
+    run("env", "-u", "PACELINE_ISA", f"OPENBLAS_CORETYPE={processor}", *arguments, cwd=tmp_path)
 
 
 def test_inference_needs_no_training_framework(python: Path, tmp_path: Path) -> None:

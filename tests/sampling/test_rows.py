@@ -152,6 +152,32 @@ def test_ties_at_the_top_k_boundary_keep_the_lowest_ids(isa):
     assert np.flatnonzero(probs).tolist() == [0, 1, 2, 250]
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 17, 100, 156, 157, 158, 700, 9999])
+@pytest.mark.parametrize("kind", ["normal", "ties"])
+def test_top_k_of_a_large_vocabulary(isa, top_k, kind):
+    """157 blocks of 64: selection through block maxima below that k, over everything above."""
+    row = logits_row(np.random.default_rng(top_k), 10_000, kind)
+    order = np.lexsort((np.arange(10_000), -row))
+    [probs] = _native.probs_rows(row[None], [_native.SamplingState(10_000, [], top_k=top_k)])
+    assert np.flatnonzero(probs).tolist() == sorted(order[:top_k].tolist())
+    _, _, ids, _ = _native.logprobs_rows(row[None], [0], [0], top_k)
+    assert ids[0].tolist() == order[:top_k].tolist()
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.99, 0.9999])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 4.0])
+def test_top_p_of_a_large_vocabulary(isa, top_p, spread):
+    row = np.random.default_rng(5).normal(0, spread, 10_000).astype(np.float32)
+    [probs] = _native.probs_rows(row[None], [_native.SamplingState(10_000, [], top_p=top_p)])
+    kept = np.flatnonzero(probs)
+    w = np.exp(row.astype(np.float64))
+    mass = w / w.sum()
+    lightest = kept[np.argmin(row[kept])]
+    assert set(kept) == set(np.flatnonzero(row >= row[lightest]))
+    assert mass[kept].sum() > top_p - 1e-6
+    assert mass[kept].sum() - mass[lightest] < top_p + 1e-6
+
+
 def test_equal_infinities_share_the_mass(isa):
     row = np.zeros((1, 100), np.float32)
     row[0, [20, 80]] = np.inf
@@ -241,6 +267,7 @@ def test_logprobs_of_a_row_without_finite_logits_are_nan(isa):
         (lambda x, s: _native.sample_rows(x, [s, s], [[]]), "blocks"),
         (lambda x, s: _native.sample_rows(x[:, :5].copy(), [s, s]), "vocabulary"),
         (lambda x, s: _native.sample_rows(x, [s, s], [], np.zeros((2, 2), np.int32)), "allowed"),
+        (lambda x, s: _native.sample_rows(x[:, :0].copy(), [s, s]), "columns"),
         (lambda x, s: _native.draft_rows(x, [s], [3]), "counts"),
         (lambda x, s: _native.draft_rows(x, [s, s], [3, -1]), "counts"),
         (lambda x, s: _native.logprobs_rows(x, [2], [0]), "rows"),

@@ -14,7 +14,7 @@ from paceline.tokenizer import _byte_table
 from paceline.weights.store import StoreError, resolve_model
 
 U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
-_FORMATS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", I64: "q", F64: "d"}  # fmt: skip  # noqa: E501
+_FORMATS = dict(zip((U8, I8, U16, I16, U32, I32, F32, BOOL, U64, I64, F64), "BbHhIifBQqd", strict=True))
 
 
 def gguf_string(text: str | bytes) -> bytes:
@@ -82,8 +82,18 @@ def ggml_name(name: str) -> str:
     return f"blk.{layer}.{GGML_NAMES[part]}.{kind}"
 
 
-def random_weights(arch: str, *, layers: int = 2, hidden: int = 64, heads: int = 4, kv_heads: int = 2,
-                   ffn: int = 96, vocab: int = 300, tied: bool = True, seed: int = 0) -> dict[str, np.ndarray]:  # fmt: skip
+def random_weights(
+    arch: str,
+    *,
+    layers: int = 2,
+    hidden: int = 64,
+    heads: int = 4,
+    kv_heads: int = 2,
+    ffn: int = 96,
+    vocab: int = 300,
+    tied: bool = True,
+    seed: int = 0,
+) -> dict[str, np.ndarray]:
     """float32 weights of a tiny model under their Hugging Face names."""
     rng = np.random.default_rng(seed)
     dim = hidden // heads
@@ -137,7 +147,9 @@ MERGES = ("h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d", "1 2"
 def tokenizer_metadata(
     pre: str = "smollm", *, size: int = 300, merges: tuple[str, ...] = MERGES
 ) -> list[tuple[str, int, Any]]:
-    """A byte-level BPE vocabulary: three control tokens, 256 bytes, one token a merge, one user-defined, then unused."""
+    """A byte-level BPE vocabulary: three control tokens, 256 bytes, one token a merge, one user-defined, then
+    unused.
+    """
     tokens = [*SPECIAL_TOKENS, *sorted(_byte_table())]
     tokens += [merged for m in merges if (merged := m.replace(" ", "")) not in tokens]
     kinds = [3] * 3 + [1] * (len(tokens) - 3) + [4]
@@ -178,9 +190,7 @@ def model_tensors(arch: str, weights: dict[str, np.ndarray], *, heads: int = 4, 
 def tiny_gguf(path: Path, arch: str = "llama", *, pre: str = "smollm", **sizes: Any) -> dict[str, np.ndarray]:
     """Write a complete tiny model; return its weights under Hugging Face names."""
     weights = random_weights(arch, **sizes)
-    path.write_bytes(
-        gguf_bytes(model_metadata(arch) + tokenizer_metadata(pre), model_tensors(arch, weights))
-    )
+    path.write_bytes(gguf_bytes(model_metadata(arch) + tokenizer_metadata(pre), model_tensors(arch, weights)))
     return weights
 
 

@@ -23,8 +23,9 @@ TORTURE: dict[str, str] = {
     "newlines": "a\nb\n\nc\n\n\nd\n \n  \n\te\n",
     "carriage returns": "a\r\nb\r\n\r\nc\rd\r\r\n",
     "odd spaces": "a\u00a0b\u2003c\u200bd\u3000e\u2028f\u2029g\u0085h\ufeffi\u180ej",
-    "code": "def f(x):\n    return {'a': x**2, \"b\": [i for i in range(10) if i % 2 == 0]}\n\n\t# tab\n    if x != y: pass",
-    "operators": "a+=b; c<<=2; d->e; f::g; !(h && i || ~j); <tag attr=\"v\"/> $x ${y} `z` #! @foo |> => !== ...",
+    "code": "def f(x):\n    return {'a': x**2, \"b\": [i for i in range(10) if i % 2 == 0]}\n"
+    "\n\t# tab\n    if x != y: pass",
+    "operators": 'a+=b; c<<=2; d->e; f::g; !(h && i || ~j); <tag attr="v"/> $x ${y} `z` #! @foo |> => !== ...',
     "punctuation": "!!! ??? ... --- ___ *** ((())) [[]] {{}} ;;; ,,, ::: \"\"\" ''' ``` ~~~ ^^^ |||",
     "unicode quotes": "“quoted” ‘single’ «guillemets» don’t — dash – en … ellipsis",
     "accents": "naïve café Ångström façade Žižek ñandú ß ſ İ ı",

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 
 import ml_dtypes
 import numpy as np
 import pytest
-from weights.builders import smollm2_path, tiny_gguf
-from weights.prompts import TORTURE
 
 from paceline.errors import CheckpointError, ConfigError
 from paceline.tokenizer import load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.convert import convert
+from weights.builders import smollm2_path, tiny_gguf
+from weights.prompts import TORTURE
 
 MESSAGES = [{"role": "user", "content": "What is 12 + 30? Grüße 😀"}]
 
@@ -42,11 +43,12 @@ def test_the_folder_holds_the_same_model(tmp_path, arch, dtype):
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+@pytest.mark.slow
 def test_transformers_computes_what_the_weights_say(tmp_path, arch):
     """transformers, given the folder, agrees with transformers, given the original weights by hand."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    weights = tiny_gguf(tmp_path / "m.gguf", arch, tied=False)
+    weights = tiny_gguf(tmp_path / "m.gguf", arch, pre="smollm" if arch == "llama" else "qwen2", tied=False)
     folder = convert(tmp_path / "m.gguf", tmp_path / "out", dtype="float32")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     assert type(model).__name__ == json.loads((folder / "config.json").read_text())["architectures"][0]
@@ -60,6 +62,8 @@ def test_transformers_computes_what_the_weights_say(tmp_path, arch):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ours = load_tokenizer(folder)
     for text in TORTURE.values():
+        # transformers insists on its own class for qwen2, which composes characters first
+        text = unicodedata.normalize("NFC", text) if arch == "qwen2" else text
         assert tokenizer(text)["input_ids"] == ours.encode(text)
     rendered = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     assert rendered == ours.apply_chat_template(MESSAGES)

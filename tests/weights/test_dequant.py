@@ -38,7 +38,9 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
     """Equal bits, or NaN in both (which payload a NaN carries depends on the order of a commutative instruction)."""
     nan_a, nan_b = np.isnan(a.astype(np.float32)), np.isnan(b.astype(np.float32))
     unsigned = np.uint16 if a.dtype == BFLOAT16 else np.uint32
-    return a.dtype == b.dtype and bool((nan_a == nan_b).all() and ((a.view(unsigned) == b.view(unsigned)) | nan_a).all())
+    return a.dtype == b.dtype and bool(
+        (nan_a == nan_b).all() and ((a.view(unsigned) == b.view(unsigned)) | nan_a).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", FORMATS)

@@ -6,10 +6,25 @@ import struct
 
 import numpy as np
 import pytest
-from weights.builders import ARRAY, BOOL, F32, F64, I16, I32, I64, STRING, U8, U32, U64, gguf_bytes, gguf_string, smollm2_path
 
 from paceline.errors import CheckpointError
 from paceline.weights.gguf_file import GGUFFile
+from weights.builders import (
+    ARRAY,
+    BOOL,
+    F32,
+    F64,
+    I16,
+    I32,
+    I64,
+    STRING,
+    U8,
+    U32,
+    U64,
+    gguf_bytes,
+    gguf_string,
+    smollm2_path,
+)
 
 ONES = ("ones", (2, 8), 0, np.ones(16, np.float32).tobytes())
 HALF = ("half", (3,), 1, np.arange(3, dtype=np.float16).tobytes())
@@ -62,6 +77,7 @@ def test_alignment_from_metadata(write):
     assert file.raw("half").view(np.float16).tolist() == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_equals_the_gguf_package_on_the_real_model():
     gguf = pytest.importorskip("gguf")
     path = smollm2_path()
@@ -86,8 +102,6 @@ def test_arrays_outlive_the_file(write):
     assert values.sum() == 16
     with pytest.raises(CheckpointError, match="closed"):
         file.raw("ones")
-
-
 
 
 def planted(kind: int, value: object, old: bytes, new: bytes) -> bytes:

@@ -8,14 +8,19 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+
+from paceline.errors import CheckpointError
+from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.gguf_rope import llama3_factors, rope_config
+from paceline.weights.hf_folder import HFFolder
 from weights.builders import (
     ARRAY,
     F32,
     I32,
     STRING,
     U32,
-    gguf_bytes,
     ggml_name,
+    gguf_bytes,
     model_metadata,
     model_tensors,
     permute,
@@ -24,11 +29,6 @@ from weights.builders import (
     tiny_gguf,
     tokenizer_metadata,
 )
-
-from paceline.errors import CheckpointError
-from paceline.weights.checkpoint import open_checkpoint
-from paceline.weights.gguf_rope import llama3_factors, rope_config
-from paceline.weights.hf_folder import HFFolder
 
 VENDORED = Path(__file__).parent.parent / "golden" / "vendored"
 
@@ -105,14 +105,15 @@ def test_config_of_the_real_model():
     json.dumps(config)
 
 
+@pytest.mark.slow
 def test_real_weights_equal_the_gguf_package():
     """A row of each kind of tensor of SmolLM2, the permuted ones included."""
     gguf = pytest.importorskip("gguf")
     path = smollm2_path()
     stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
     checkpoint = open_checkpoint(path)
-    for name in ("model.embed_tokens.weight", "model.layers.7.self_attn.q_proj.weight", "model.layers.7.self_attn.k_proj.weight",
-                 "model.layers.7.mlp.down_proj.weight", "model.layers.7.input_layernorm.weight"):  # fmt: skip  # noqa: E501
+    parts = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "input_layernorm")
+    for name in ("model.embed_tokens.weight", *(f"model.layers.7.{part}.weight" for part in parts)):
         tensor = stored[ggml_name(name)]
         expected = gguf.dequantize(tensor.data, tensor.tensor_type)
         if "q_proj" in name or "k_proj" in name:
@@ -169,7 +170,8 @@ def test_bad_metadata(tmp_path, case):
 
 
 def test_missing_tensors_are_named(tmp_path):
-    tensors = [t for t in model_tensors("qwen2", random_weights("qwen2")) if t[0] not in ("blk.1.attn_q.bias", "blk.1.ffn_up.weight")]  # fmt: skip  # noqa: E501
+    absent = ("blk.1.attn_q.bias", "blk.1.ffn_up.weight")
+    tensors = [t for t in model_tensors("qwen2", random_weights("qwen2")) if t[0] not in absent]
     with pytest.raises(CheckpointError, match=r"missing tensors: blk\.1\.ffn_up\.weight, blk\.1\.attn_q\.bias"):
         open_with(tmp_path, "qwen2", model_metadata("qwen2"), tensors)
 
@@ -225,6 +227,7 @@ def test_llama3_scaling_is_found_from_its_factors(scaling, theta, head_dim, meta
         assert found["rope_scaling"] == scaling
 
 
+@pytest.mark.slow
 def test_llama3_factors_equal_transformers():
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -249,8 +252,15 @@ def test_factors_that_are_not_llama3_are_refused():
 def test_linear_and_yarn():
     linear = {"x.rope.scaling.type": "linear", "x.rope.scaling.factor": 4.0}
     assert rope_config(linear, "x", 16, None)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
-    assert rope_config({"x.rope.scale_linear": 2.0}, "x", 16, None)["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
-    yarn = {"x.rope.scaling.type": "yarn", "x.rope.scaling.factor": 4.0, "x.rope.scaling.original_context_length": 32768}
+    assert rope_config({"x.rope.scale_linear": 2.0}, "x", 16, None)["rope_scaling"] == {
+        "rope_type": "linear",
+        "factor": 2.0,
+    }
+    yarn = {
+        "x.rope.scaling.type": "yarn",
+        "x.rope.scaling.factor": 4.0,
+        "x.rope.scaling.original_context_length": 32768,
+    }
     assert rope_config(yarn, "x", 16, None)["rope_scaling"] == {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
     }  # fmt: skip
@@ -258,12 +268,21 @@ def test_linear_and_yarn():
 
 
 def test_a_golden_model_survives_the_way_through_gguf(tmp_path):
-    """Llama with Llama 3 scaling, as transformers wrote it -> GGUF as llama.cpp would -> the same weights and rotation."""
+    """Llama with Llama 3 scaling, as transformers wrote it -> GGUF as llama.cpp would -> the same weights and
+    rotation.
+    """
     original = HFFolder(VENDORED / "H" / "llama" / "target")
     c = original.config
     weights = {name: original.load(name) for name in original.names()}
-    metadata = model_metadata("llama", layers=c["num_hidden_layers"], hidden=c["hidden_size"], heads=c["num_attention_heads"],
-                              kv_heads=c["num_key_value_heads"], ffn=c["intermediate_size"], head_dim=c["head_dim"])  # fmt: skip  # noqa: E501
+    metadata = model_metadata(
+        "llama",
+        layers=c["num_hidden_layers"],
+        hidden=c["hidden_size"],
+        heads=c["num_attention_heads"],
+        kv_heads=c["num_key_value_heads"],
+        ffn=c["intermediate_size"],
+        head_dim=c["head_dim"],
+    )
     factors = llama3_factors(c["rope_scaling"], c["rope_theta"], c["head_dim"]).astype(np.float32)
     tensors = model_tensors("llama", weights, heads=c["num_attention_heads"], kv_heads=c["num_key_value_heads"])
     tensors.append(("rope_freqs.weight", factors.shape, 0, factors.tobytes()))

@@ -8,11 +8,11 @@ import zipfile
 
 import numpy as np
 import pytest
-from weights.builders import random_weights, tiny_gguf
-from weights.test_safetensors_file import written
 
 from paceline.errors import CheckpointError
 from paceline.weights.checkpoint import open_checkpoint
+from weights.builders import random_weights, tiny_gguf
+from weights.test_safetensors_file import written
 
 WEIGHTS = random_weights("llama", tied=False)
 

@@ -54,7 +54,8 @@ def test_round_trip(write):
     assert {name: e.shape for name, e in file.entries.items()} == {name: a.shape for name, a in ARRAYS.items()}
     for name, array in ARRAYS.items():
         got = file.load(name)
-        expected = array.astype(np.float32) if array.dtype in (np.float16, np.float64) else array
+        with np.errstate(over="ignore"):
+            expected = array.astype(np.float32) if array.dtype in (np.float16, np.float64) else array
         assert got.dtype == expected.dtype
         np.testing.assert_array_equal(got, expected)
 
@@ -65,7 +66,9 @@ def test_reads_what_the_reference_writes_and_the_other_way_round(tmp_path):
     reference.save_file(plain, tmp_path / "theirs.safetensors")
     file = SafetensorsFile(tmp_path / "theirs.safetensors")
     for name in plain:
-        np.testing.assert_array_equal(file.load(name).astype(np.float64), plain[name].astype(file.load(name).dtype).astype(np.float64))  # fmt: skip  # noqa: E501
+        got = file.load(name)
+        with np.errstate(over="ignore"):
+            np.testing.assert_array_equal(got, plain[name].astype(got.dtype))
     (tmp_path / "ours.safetensors").write_bytes(written(plain))
     back = reference.load_file(tmp_path / "ours.safetensors")
     assert back.keys() == plain.keys()

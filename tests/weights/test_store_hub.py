@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from paceline.weights import store_hub
 from paceline.weights.store import StoreError, resolve_model
-from paceline.weights.store_hub import parse_hub_id
+from paceline.weights.store_hub import huggingface_snapshot, parse_hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BIG = bytes(range(256)) * 20_000  # five chunks
@@ -39,6 +40,7 @@ class Hub:
         self.break_after: int | None = None  # close the connection after so many bytes of a body, once
         self.ignore_range = False
         self.status: int | None = None
+        self.busy = 0  # so many file requests are answered with 503
         self.listing: Any = None
         self.requests: list[tuple[str, str | None]] = []
         self.authorization: str | None = None
@@ -55,7 +57,7 @@ class Hub:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         parts = urlsplit(request.path)
@@ -71,6 +73,9 @@ class Hub:
         prefix = f"/org/name/resolve/{COMMIT}/"
         if path.startswith(prefix) and path.removeprefix(prefix) in self.files:
             name = path.removeprefix(prefix)
+            if self.busy > 0:
+                self.busy -= 1
+                return self.send(request, 503, b"later")
             return self.send(request, 200, self.lie_about.get(name, self.files[name]), ranged=True)
         return self.send(request, 404, b"not found")
 
@@ -180,10 +185,41 @@ def test_a_hash_that_differs(hub, name):
     assert (resolve_model("org/name") / name).read_bytes() == FILES[name]
 
 
-def test_a_file_longer_than_announced(hub):
-    hub.lie_about["config.json"] = FILES["config.json"] + b"x"
-    with pytest.raises(StoreError, match="announced 23 bytes"):
+@pytest.mark.parametrize("extra", [b"x", BIG * 4])
+def test_a_file_longer_than_announced_is_not_read_to_its_end(hub, extra):
+    hub.lie_about["config.json"] = FILES["config.json"] + extra
+    with pytest.raises(StoreError, match=r"received (\d+) bytes, announced 23 bytes") as caught:
         resolve_model("org/name")
+    received = int(re.search(r"received (\d+)", str(caught.value))[1])
+    assert received <= 23 + max(2 << 20, len(extra) // 4)
+
+
+def test_a_file_of_an_older_commit_is_replaced(hub):
+    """The run that fetched config.json was interrupted, then the repository moved on."""
+
+    def interrupt(what: str, done: int, total: int | None) -> None:
+        if done > 2_000_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model("org/name", progress=interrupt)
+    hub.files["config.json"] = b'{"model_type": "qwen3"}'
+    assert len(hub.files["config.json"]) == len(FILES["config.json"])
+    folder = resolve_model("org/name")
+    assert (folder / "config.json").read_bytes() == hub.files["config.json"]
+
+
+def test_a_busy_server_is_asked_again(hub):
+    hub.busy = 3
+    assert (resolve_model("org/name") / "model.safetensors").read_bytes() == BIG
+    hub.busy = 1000
+    with pytest.raises(StoreError, match="HTTP 503; what came is kept"):
+        resolve_model("org/name@v2")
+
+
+def test_an_empty_file(hub):
+    hub.files["tokenizer.json"] = b""
+    assert (resolve_model("org/name") / "tokenizer.json").read_bytes() == b""
 
 
 def test_one_gguf_file(hub):
@@ -270,6 +306,27 @@ def test_a_snapshot_of_huggingface_hub_is_used(hub, tmp_path):
     found = resolve_model("org/name")
     assert Path(found).resolve() == snapshot.resolve()
     assert hub.requests == []
+
+
+def test_an_incomplete_snapshot_of_huggingface_hub_is_not_used(hub, tmp_path, monkeypatch):
+    """Whatever the installed release of huggingface_hub says about it."""
+    snapshot = tmp_path / "hf" / "models--org--name" / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(snapshot))
+    ours = parse_hub_id("org/name")
+    assert huggingface_snapshot(ours) is None
+    (snapshot / "config.json").write_bytes(b"{}")
+    assert huggingface_snapshot(ours) is None
+    (snapshot / "a.safetensors").write_bytes(b"x")
+    assert huggingface_snapshot(ours) == snapshot
+    for broken in (
+        json.dumps({"weight_map": {"t": "a.safetensors", "u": "b.safetensors"}}),
+        "{",
+        "[]",
+        '{"weight_map": 3}',
+    ):
+        (snapshot / "model.safetensors.index.json").write_text(broken)
+        assert huggingface_snapshot(ours) is None
 
 
 @pytest.mark.parametrize("name", ["a", "a/b/c", "a/../b", "/a/b", "a/b@", "a b/c", "-/x\n", "org/name/../../x.gguf"])

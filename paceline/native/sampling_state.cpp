@@ -1,0 +1,65 @@
+#include "sampling_state.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace paceline::sampling {
+
+void fail(const std::string& message) { throw std::invalid_argument(message); }
+
+IdMap::IdMap(const int32_t* list, size_t count, int vocab_size) {
+  ids.assign(list, list + count);
+  columns.assign(static_cast<size_t>(std::max(vocab_size, 0)), -1);
+  if (ids.empty()) fail("ids: empty, expected at least one token id");
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= vocab_size)
+      fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": outside the vocabulary of " +
+           std::to_string(vocab_size));
+    if (i > 0 && ids[i] <= ids[i - 1])
+      fail("ids[" + std::to_string(i) + "] = " + std::to_string(ids[i]) + ": ids must increase strictly; sort them");
+    columns[static_cast<size_t>(ids[i])] = static_cast<int32_t>(i);
+  }
+}
+
+void SamplingState::check(int64_t id, const char* what) const {
+  if (id < 0 || id >= vocab_size)
+    fail(std::string(what) + ": token id " + std::to_string(id) + " is outside the vocabulary of " +
+         std::to_string(vocab_size));
+}
+
+void SamplingState::process(float* x, const IdMap* map) const {
+  const auto column = [map](int32_t id) { return map == nullptr ? id : map->column(id); };
+  if (num_output < min_tokens)
+    for (int32_t id : banned)
+      if (int c = column(id); c >= 0) x[c] = -std::numeric_limits<float>::infinity();
+  for (const auto& [id, value] : bias)
+    if (int c = column(id); c >= 0) x[c] += value;
+  if (!penalised()) return;
+  const float rep = static_cast<float>(repetition), freq = static_cast<float>(frequency),
+              pres = static_cast<float>(presence);
+  for (const Entry& e : entries_) {
+    if (!e.prompt && e.output == 0) continue;
+    const int c = column(e.id);
+    if (c < 0) continue;
+    float v = x[c];
+    if (rep != 1.0f) v = v > 0 ? v / rep : v * rep;
+    if (e.output > 0) {
+      v -= freq * static_cast<float>(e.output);
+      v -= pres;
+    }
+    x[c] = v;
+  }
+}
+
+size_t SamplingState::slot(int64_t id) {
+  if (slots_.empty()) slots_.assign(static_cast<size_t>(vocab_size), -1);
+  int32_t& s = slots_[static_cast<size_t>(id)];
+  if (s < 0) {
+    s = static_cast<int32_t>(entries_.size());
+    entries_.push_back({static_cast<int32_t>(id), 0, false});
+  }
+  return static_cast<size_t>(s);
+}
+
+}  // namespace paceline::sampling

@@ -1,0 +1,111 @@
+"""The draft length follows costs and acceptance."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.speculation.length import PROBE_EVERY, Acceptance, CostTable, DraftLengthPolicy, best_lengths
+
+
+def table(times: dict[int, float]) -> CostTable:
+    costs = CostTable()
+    for rows, seconds in times.items():
+        costs.observe(rows, seconds)
+    return costs
+
+
+def test_cost_is_the_median_so_that_one_interrupted_pass_does_not_count() -> None:
+    costs = CostTable()
+    for seconds in (1.0, 1.1, 50.0, 0.9, 1.0):
+        costs.observe(4, seconds)
+    assert costs.seconds(4) == 1.0
+
+
+def test_unknown_sizes_are_interpolated_and_extended() -> None:
+    costs = table({2: 2.0, 6: 4.0})
+    assert costs.seconds(4) == pytest.approx(3.0)
+    assert costs.seconds(1) < 2.0
+    assert costs.seconds(12) > 4.0
+
+
+def test_survival_is_the_product_of_what_was_seen() -> None:
+    own = Acceptance()
+    for _ in range(2000):
+        own.observe(3, 3)
+        own.observe(3, 1)
+    first, second, third = own.survival(3)
+    assert first == pytest.approx(1.0, abs=0.01)
+    assert second == pytest.approx(0.5, abs=0.01)
+    assert third == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_new_request_starts_from_the_others() -> None:
+    others = Acceptance()
+    for _ in range(500):
+        others.observe(4, 0)
+    assert Acceptance().survival(1, others)[0] < 0.05
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=40), st.integers(1, 12))
+def test_survival_never_rises_and_stays_a_probability(drafts: list[tuple[int, int]], length: int) -> None:
+    own = Acceptance()
+    for drafted, accepted in drafts:
+        own.observe(drafted, min(drafted, accepted), 0.97)
+    survival = own.survival(length, Acceptance())
+    assert all(0 <= s <= 1 for s in survival)
+    assert all(a >= b for a, b in itertools.pairwise([1.0, *survival]))
+
+
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 3))
+def test_lengths_are_the_best_of_all(seed: int, requests: int, other_rows: int) -> None:
+    rng = random.Random(seed)
+    survivals = []
+    for _ in range(requests):
+        survivals.append(sorted((rng.random() for _ in range(rng.randint(0, 3))), reverse=True))
+    costs = table({rows: 1.0 + rng.random() * rows for rows in range(1, 20)})
+    draft_seconds = rng.random()
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        expected = requests + sum(sum(s[:k]) for s, k in zip(survivals, lengths, strict=True))
+        rows = requests + other_rows + sum(lengths)
+        return expected / ((draft_seconds if any(lengths) else 0.0) + costs.seconds(rows))
+
+    chosen = tuple(best_lengths(survivals, costs, draft_seconds, other_rows))
+    every = itertools.product(*(range(len(s) + 1) for s in survivals))
+    assert rate(chosen) == pytest.approx(max(map(rate, every)))
+
+
+def test_hopeless_drafts_stop_and_are_probed() -> None:
+    policy = DraftLengthPolicy()
+    for rows in range(1, 9):
+        policy.verify.observe(rows, 1.0 + 0.1 * rows)
+    policy.draft.observe(1, 0.3)
+    for _ in range(300):
+        policy.observe(1, 4, 0)
+    lengths = [policy.choose([1], [4])[0] for _ in range(4 * PROBE_EVERY)]
+    assert lengths.count(0) == 4 * (PROBE_EVERY - 1)
+    assert sum(length > 0 for length in lengths) == 4
+
+
+def test_certain_drafts_are_made_in_full_and_a_limit_is_kept() -> None:
+    policy = DraftLengthPolicy()
+    for rows in range(1, 9):
+        policy.verify.observe(rows, 1.0 + 0.01 * rows)
+    for _ in range(100):
+        policy.observe(1, 7, 7)
+    assert policy.choose([1], [7]) == [7]
+    assert policy.choose([1, 2], [3, 0]) == [3, 0]
+
+
+def test_what_a_request_showed_is_forgotten_with_it() -> None:
+    policy = DraftLengthPolicy()
+    for _ in range(50):
+        policy.observe(1, 2, 2)
+    policy.finish(1)
+    policy.finish(1)
+    assert policy._own == {}
