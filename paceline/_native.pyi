@@ -1,7 +1,7 @@
 """Kernels and plan interpreter of Paceline."""
 
-from collections.abc import Sequence
 import enum
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy
@@ -172,14 +172,16 @@ def measure_read_bandwidth(pool: ThreadPool, bytes: int, isa: str = "") -> float
 def measure_peak(pool: ThreadPool, isa: str = "", f32: bool = False, iterations: int = 2000000) -> float: ...
 
 class IdMap:
-    def __init__(
-        self,
-        ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        vocab_size: int,
-    ) -> None: ...
+    """Target ids of the columns of a head over part of the vocabulary."""
+
+    def __init__(self, ids: NDArray[numpy.int32], vocab_size: int) -> None:
+        """ids: int32 [columns], strictly increasing. Raises ValueError."""
+
     def __len__(self) -> int: ...
 
 class SamplingState:
+    """Parameters and token counts of one choice of one request."""
+
     def __init__(
         self,
         vocab_size: int,
@@ -197,10 +199,19 @@ class SamplingState:
         min_tokens: int = 0,
         seed: int = 0,
         choice: int = 0,
-    ) -> None: ...
-    def commit(self, tokens: Sequence[int]) -> None: ...
+    ) -> None:
+        """
+        logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. top_k 0,
+        top_p 1 and min_p 0 are off. Raises ValueError for ids outside the vocabulary.
+        """
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the output."""
+
     @property
-    def num_tokens(self) -> int: ...
+    def num_tokens(self) -> int:
+        """Prompt and output: the absolute position of the next draw."""
+
     @property
     def num_output(self) -> int: ...
     @property
@@ -208,61 +219,102 @@ class SamplingState:
     @property
     def choice(self) -> int: ...
 
-def argmax_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-) -> object: ...
+def argmax_rows(logits: NDArray[numpy.float32]) -> NDArray[numpy.int64]:
+    """
+    int64 [rows] of float32 [rows, columns]. Ties: lowest column; NaN never wins. A row of NaN and -inf alone gives
+    its first -inf, or 0.
+    """
+
 def sample_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],
     drafts: Sequence[Sequence[int]] = [],
-    allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-) -> list[int]: ...
+    allowed: NDArray[numpy.int32] | None = None,
+) -> list[int]:
+    """
+    The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, of
+    which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], bit i of
+    a row permits id i. Order: mask, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p.
+    """
+
 def draft_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],
     counts: Sequence[int],
     id_map: IdMap | None = None,
-    allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    with_probs: bool = False,
-) -> object: ...
+    allowed: NDArray[numpy.int32] | None = None,
+) -> list[int]:
+    """
+    Tokens (target ids) of a block drafter, drawn with the target's noise: state i owns counts[i] rows, of which row
+    j sees the tokens drawn in the rows before.
+    """
+
+def draft_rows_with_probs(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    counts: Sequence[int],
+    id_map: IdMap | None = None,
+    allowed: NDArray[numpy.int32] | None = None,
+) -> tuple[list[int], NDArray[numpy.float32]]:
+    """
+    As draft_rows, with the drafter's own noise, and the distributions float32 [rows, columns] drawn from.
+    """
+
 def probs_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],
     drafts: Sequence[Sequence[int]] = [],
-    allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-) -> object: ...
+    allowed: NDArray[numpy.int32] | None = None,
+) -> NDArray[numpy.float32]:
+    """
+    The distributions that sample_rows draws from, float32 [rows, vocabulary].
+    """
+
 def reject_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],
     drafts: Sequence[Sequence[int]],
-    draft_probs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    draft_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    allowed: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-) -> list[tuple[int, int]]: ...
+    draft_probs: NDArray[numpy.float32] | None = None,
+    draft_ids: NDArray[numpy.int32] | None = None,
+    allowed: NDArray[numpy.int32] | None = None,
+) -> list[tuple[int, int]]:
+    """
+    Rejection sampling: per state (accepted drafts, next token). Rows as in sample_rows. draft_probs: float32
+    [drafts of all states, m], None = each draft was certain. draft_ids: int32 [1 or drafts, m], the ids of its
+    columns; None = column is id.
+    """
+
 def reject_block(
-    target_probs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    target_probs: NDArray[numpy.float32],
     drafts: Sequence[int],
     uniforms: Sequence[float],
-    draft_probs: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-    draft_ids: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-    | None = None,
-) -> object: ...
+    draft_probs: NDArray[numpy.float32] | None = None,
+    draft_ids: NDArray[numpy.int32] | None = None,
+) -> tuple[int, NDArray[numpy.float32]]:
+    """
+    The rule behind reject_rows for one block with given distributions [drafts + 1, vocabulary] and uniforms:
+    (accepted drafts, float32 [vocabulary] distribution of the next token).
+    """
+
 def logprobs_rows(
-    logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
-    rows: Sequence[int],
-    ids: Sequence[int],
-    top_n: int = 0,
-) -> object: ...
-def philox4x32_10(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
-def gumbel_noise(seed: int, choice: int, position: int, ids: Sequence[int]) -> list[float]: ...
-def select_sampling_isa(name: str = "") -> str: ...
+    logits: NDArray[numpy.float32], rows: Sequence[int], ids: Sequence[int], top_n: int = 0
+) -> tuple[NDArray[numpy.float32], NDArray[numpy.int32], NDArray[numpy.int32], NDArray[numpy.float32]]:
+    """
+    Raw log-softmax of ids[i] in row rows[i] and of the top_n best ids there: (logprobs float32 [n], ranks int32
+    [n], ids int32 [n, top_n], logprobs float32 [n, top_n]); id -1 where a row has fewer ids above -inf.
+    """
+
+def philox4x32_10(counter: Sequence[int], key: Sequence[int]) -> list[int]:
+    """The generator of all noise: 4 words of 32 bits."""
+
+def gumbel_noise(seed: int, choice: int, position: int, ids: Sequence[int]) -> list[float]:
+    """The noise of coupled sampling."""
+
+def select_sampling_isa(name: str = "") -> str:
+    """
+    Force a path of the sampler for tests (all give the same bits); '' = the one it started with. Returns its name.
+    """
+
 def dequantize_f32(
     format: str,
     src: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],

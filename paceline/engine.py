@@ -21,6 +21,7 @@ from paceline.models.target import TargetModel
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify
 from paceline.speculation.drafting import Drafter, Proposal
+from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,11 @@ class Engine:
     ) -> None:
         if kv_blocks < blocks_for(2):
             raise CapacityError("kv_cache_space: no room for a single block; give more memory")
+        if max_num_seqs > model.max_rows:
+            raise ConfigError(
+                f"max_num_seqs: {max_num_seqs} sequences need as many rows, a pass of this model has {model.max_rows}; "
+                "lower it or raise max_num_batched_tokens"
+            )
         self.model = model
         self.proposer = proposer
         self.sampler = sampler
@@ -74,6 +80,7 @@ class Engine:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.stats = SpecDecodeStats()  # of all sequences so far
+        self.lengths = DraftLengthPolicy()
         self._warned = False
         self._logits = np.empty((0, model.vocab_size), np.float32)
         self._taps = np.empty((0, 0), np.float32)
@@ -145,7 +152,7 @@ class Engine:
             limits = [limit // 2 for limit in limits]
         proposal = Proposal([[] for _ in decoding])
         if self.proposer is not None and any(limits):
-            proposal = self.proposer.propose(decoding, limits)
+            proposal = self._propose(decoding, limits)
         work = []
         for sequence, drafts in zip(decoding, proposal.drafts, strict=True):
             tokens = [sequence.token_ids[-1], *drafts]
@@ -159,6 +166,21 @@ class Engine:
                 work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
                 rows -= end - start
         return work, proposal
+
+    def _propose(self, sequences: list[Sequence], limits: list[int]) -> Proposal:
+        """Drafts of at most limits[i] tokens: so many where a request fixed the number, as many as pay elsewhere."""
+        assert self.proposer is not None
+        free = [i for i, s in enumerate(sequences) if not s.fixed_drafts and limits[i]]
+        if free:
+            lengths = self.lengths.choose([sequences[i].request_id for i in free], [limits[i] for i in free])
+            for i, length in zip(free, lengths, strict=True):
+                limits[i] = length
+            if not any(limits):
+                return Proposal([[] for _ in sequences])
+        begin = time.perf_counter()
+        proposal = self.proposer.propose(sequences, limits)
+        self.lengths.draft.observe(sum(limit > 0 for limit in limits), time.perf_counter() - begin)
+        return proposal
 
     # ---- verify
 
@@ -178,6 +200,7 @@ class Engine:
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
         taps = self._tap_buffer(len(tokens), len(layers))
+        begin = time.perf_counter()
         self.model.plan(layers).forward(
             self.cache,
             np.array(positions, np.int32),
@@ -188,6 +211,8 @@ class Engine:
             logits=self._logits,
             taps=taps,
         )
+        if len(select) == len(tokens):  # no prompt rows among them: a pass that the draft length can be chosen by
+            self.lengths.verify.observe(len(tokens), time.perf_counter() - begin)
         return self._logits[: len(select)], taps
 
     def _tapped_layers(self, work: list[_Work]) -> tuple[int, ...]:
@@ -246,6 +271,7 @@ class Engine:
         if sequence.params.logprobs is not None:
             rows = range(row, row + len(kept))
             sequence.logprobs += token_logprobs(logits, list(rows), kept, sequence.params.logprobs)
+        self.lengths.observe(sequence.request_id, len(item.drafts), accepted)
         sequence.token_ids += kept
         sequence.state.commit(kept)
         if not sequence.first_token:
@@ -284,17 +310,18 @@ class Engine:
         if sequence.blocks is not None:
             self.pool.give(sequence.blocks)
             sequence.blocks = None
+        self.lengths.finish(sequence.request_id)
         if self.proposer is not None:
             self.proposer.finish(sequence)
 
 
 def block_tables(sequences: Seq[Sequence]) -> np.ndarray:
-    """int32 [sequences, most blocks]; entries past a sequence's own blocks are never read."""
+    """int32 [sequences, most blocks]; entries past a sequence's own blocks are -1, which no pass accepts."""
     tables = [s.blocks for s in sequences if s.blocks is not None]
     assert len(tables) == len(sequences)
     if len(tables) == 1:
         return tables[0][None]
-    out = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
     for i, table in enumerate(tables):
         out[i, : len(table)] = table
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -137,8 +137,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts (texts or token ids), all at once; outputs in the order of the prompts.
 
-        num_speculative_tokens: most drafts per step; None = the configured number, 0 = plain decoding, as is
-        speculation=False. Raises ConfigError for a prompt or parameter that cannot be served, before anything runs.
+        num_speculative_tokens: drafts per step; None = as many as pay, chosen each step up to the configured number;
+        0 = plain decoding, as is speculation=False. Raises ConfigError for a prompt or parameter that cannot be served,
+        before anything runs.
         """
         return self._run(_as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress)
 
@@ -167,7 +168,7 @@ class LLM:
         *,
         num_speculative_tokens: int | None = None,
         **template: Any,
-    ) -> Iterator[StreamDelta]:
+    ) -> Generator[StreamDelta, None, None]:
         """Generate one prompt (text, token ids or messages) and yield what each step adds; closing it aborts.
 
         Other calls may run between two deltas; they share the passes.
@@ -182,7 +183,7 @@ class LLM:
         next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
         return stream  # type: ignore[return-value]
 
-    def _stream(self, request: _Request) -> Iterator[StreamDelta | None]:
+    def _stream(self, request: _Request) -> Generator[StreamDelta | None, None, None]:
         try:
             yield None
             while request.deltas or not request.finished:
@@ -233,7 +234,7 @@ class LLM:
                             self.engine.abort(choice)
         return [request.output() for request in requests]
 
-    def _add(self, prompt: Any, params: SamplingParams, drafts: int) -> _Request:
+    def _add(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not ids:
@@ -246,7 +247,7 @@ class LLM:
         name = f"request-{self._counter}"
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
-        choices = [self._sequence(ids, params, drafts, seed, choice, now) for choice in range(params.n)]
+        choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
         added = []
         try:
             for choice in choices:
@@ -259,7 +260,7 @@ class LLM:
         return _Request(name, text, ids, choices)
 
     def _sequence(
-        self, ids: list[int], params: SamplingParams, drafts: int, seed: int, choice: int, now: float
+        self, ids: list[int], params: SamplingParams, drafts: int, fixed: bool, seed: int, choice: int, now: float
     ) -> EngineSequence:
         from paceline.detokenizer import IncrementalDetokenizer
 
@@ -282,6 +283,7 @@ class LLM:
                 max_model_len=self.max_model_len,
             ),
             max_drafts=drafts,
+            fixed_drafts=fixed,
             arrival=now,
         )
 
@@ -300,12 +302,16 @@ class LLM:
             return draw_seed()
         return int(self._seeds.integers(0, 1 << 64, dtype=np.uint64))
 
-    def _draft_length(self, speculation: bool, wanted: int | None) -> int:
+    def _draft_length(self, speculation: bool, wanted: int | None) -> tuple[int, bool]:
+        """Most drafts per step, and whether a request fixed that number."""
         if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0):
             raise ConfigError(f"num_speculative_tokens: {wanted!r} must be a whole number, 0 for plain decoding")
         if self._drafter is None or not speculation or wanted == 0:
-            return 0
-        return self._drafter.max_drafts if wanted is None else wanted
+            return 0, True
+        if wanted is not None:
+            return wanted, True
+        # the text that rejection sampling draws depends on the drafts: keep their number out of the clock's hands
+        return self._drafter.max_drafts, self.sampler == "rejection"
 
     # ---- set-up
 

@@ -27,6 +27,7 @@ class Sequence:
     stopper: StopChecker
     max_drafts: int
     arrival: float
+    fixed_drafts: bool = True  # always draft max_drafts, instead of as many as pay
     blocks: np.ndarray | None = None
     num_computed: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -28,6 +28,7 @@ from paceline._native import (
     SamplingState,
     argmax_rows,
     draft_rows,
+    draft_rows_with_probs,
     logprobs_rows,
     reject_rows,
     sample_rows,
@@ -193,7 +194,7 @@ def draft_with_probs(
     allowed: Ints | None = None,
 ) -> tuple[list[list[int]], Floats]:
     """As `draft` for mode "rejection": independent noise, and the distributions float32 [rows, columns] drawn from."""
-    tokens, probs = draft_rows(logits, states, counts, id_map, allowed, with_probs=True)
+    tokens, probs = draft_rows_with_probs(logits, states, counts, id_map, allowed)
     return _split(tokens, counts), probs
 
 

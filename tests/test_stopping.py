@@ -116,10 +116,10 @@ def test_ignored_eos_is_a_token_like_any_other():
 
 def test_the_stop_itself_is_text_only_on_request():
     pieces = LETTERS | {EOS: "</s>", 9: "END"}
-    for stop, token, reason in [({}, EOS, None), ({"stop_token_ids": [9]}, 9, 9)]:
-        bare = run(SamplingParams(**stop), [[1, token, 2]], pieces)
+    for ids, token, reason in [([], EOS, None), ([9], 9, 9)]:
+        bare = run(SamplingParams(stop_token_ids=ids), [[1, token, 2]], pieces)
         assert bare == ([1, token], "a", "a", "stop", reason)
-        kept = run(SamplingParams(include_stop_str_in_output=True, **stop), [[1, token, 2]], pieces)
+        kept = run(SamplingParams(include_stop_str_in_output=True, stop_token_ids=ids), [[1, token, 2]], pieces)
         assert kept == ([1, token], "a" + pieces[token], "a" + pieces[token], "stop", reason)
     kept = run(SamplingParams(include_stop_str_in_output=True, stop=["ba"]), [[1, 4, 4, 2]])
     assert kept == ([1, 4, 4], "aaba", "aaba", "stop", "ba")

@@ -33,12 +33,16 @@ class ConfigReader:
             raise self.fail(name, f"must be a whole number from {least} to {most}")
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float | None = None, *, least: float = -math.inf) -> float:
         value = self.config.get(name)
         if value is None:
-            return default
+            value = default
+        if value is None:
+            raise ConfigError(f"{self.where}: {name} is missing; it must be a number")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise self.fail(name, "must be a finite number")
+        if value < least:
+            raise self.fail(name, f"must be {least:g} or more")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -112,7 +116,10 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "linear":
-        inv_freq = inv_freq / np.float32(inner.number("factor", 1.0))
+        factor = inner.number("factor")
+        if factor <= 0:
+            raise inner.fail("factor", "must be positive")
+        inv_freq = inv_freq / np.float32(factor)
     elif kind == "llama3":
         inv_freq = _llama3(inv_freq, inner)
     elif kind != "default":
@@ -122,9 +129,9 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
 
 def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
     """Llama 3.1's frequency-dependent scaling: long waves divided by `factor`, short ones kept, a ramp between."""
-    factor = reader.number("factor", 8.0)
-    low, high = reader.number("low_freq_factor", 1.0), reader.number("high_freq_factor", 4.0)
-    original = reader.number("original_max_position_embeddings", 8192.0)
+    factor = reader.number("factor")
+    low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
+    original = reader.number("original_max_position_embeddings")
     if factor <= 0 or high <= low or original <= 0:
         raise ConfigError(f"{reader.where}: llama3 scaling needs factor > 0 and high_freq_factor > low_freq_factor")
     wavelength = 2 * math.pi / inv_freq
@@ -136,17 +143,19 @@ def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
 
 
 def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
-    """Sliding window of each layer from `layer_types` or, without it, `use_sliding_window` and `max_window_layers`."""
+    """Sliding window of each layer from `layer_types` or, without it, `use_sliding_window` and `max_window_layers`
+    (28 where a Qwen config does not say, as in transformers)."""
     window = reader.config.get("sliding_window")
     types = reader.config.get("layer_types")
     if types is None:
         if window is None or not reader.flag("use_sliding_window", reader.config.get("model_type") == "mistral"):
             return (0,) * num_layers
-        first = reader.integer("max_window_layers", 0, least=0)
+        qwen = str(reader.config.get("model_type")).startswith("qwen")
+        first = reader.integer("max_window_layers", 28 if qwen else 0, least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
-    known = {"full_attention", "sliding_attention"}
-    if not isinstance(types, list) or len(types) != num_layers or not set(types) <= known:
-        raise reader.fail("layer_types", f"must list {num_layers} of {sorted(known)}")
+    known = ["full_attention", "sliding_attention"]
+    if not isinstance(types, list) or len(types) != num_layers or any(t not in known for t in types):
+        raise reader.fail("layer_types", f"must list {num_layers} of {known}")
     if "sliding_attention" not in types:
         return (0,) * num_layers
     width = reader.integer("sliding_window")
@@ -182,7 +191,7 @@ def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6),
+        rms_norm_eps=reader.number("rms_norm_eps", 1e-6, least=0),
         max_position_embeddings=reader.integer("max_position_embeddings", 2048),
         rope=read_rope(reader, head_dim),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),

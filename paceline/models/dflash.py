@@ -25,6 +25,22 @@ from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 
 HEAD_ROWS_FILE = "head_rows.safetensors"
 
+# What relatives of DFlash add to its config, and the values that mean "not used". Anything else is another network,
+# which would load, run and be wrong in silence.
+RELATIVES: dict[str, tuple[Any, ...]] = {
+    "projector_type": (None, "dflash"),
+    "sample_from_anchor": (None, False),
+    "shift_label": (None, False),
+    "causal_head": (None, False),
+    "dflash_query_causal": (None, False),
+    "attention_sink_bias": (None, False),
+    "has_lm_head": (None, False),
+    "markov_rank": (None, 0),
+    "conv_kernel_size": (None,),
+    "selector_rank": (None,),
+    "logit_scale": (None, 1),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DFlashConfig:
@@ -36,6 +52,7 @@ class DFlashConfig:
     target_layer_ids: tuple[int, ...]
     causal: tuple[bool, ...]
     num_target_layers: int | None = None
+    target_hidden_size: int | None = None
     input_embedding_scale: float = 1.0
     output_multiplier: float = 1.0
     final_logit_softcapping: float = 0.0
@@ -61,17 +78,21 @@ def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
             f"{where}: architectures = {architectures!r} is not a drafter this version loads; "
             "supported: DFlashDraftModel"
         )
-    if inner.get("projector_type") not in (None, "dflash"):
-        raise ConfigError(f"{where}: dflash_config.projector_type = {inner['projector_type']!r} is not supported")
+    for name, unused in RELATIVES.items():
+        if merged.get(name) not in unused:
+            raise reader.fail(name, "is not supported: this is not a plain DFlash drafter")
     ids = merged.get("target_layer_ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise ConfigError(f"{where}: target_layer_ids = {ids!r}: must list the target layers whose outputs are tapped")
-    bias = bool(config.get("attention_bias", False))
+    bias = reader.flag("attention_bias", False)
     decoder = read_decoder(
         {**config, "tie_word_embeddings": False}, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True
     )
-    neox = merged.get("rope_is_neox_style", merged.get("is_neox_style", True))
-    if neox is False:
+    if decoder.vocab_size != reader.integer("draft_vocab_size", decoder.vocab_size):
+        raise reader.fail("draft_vocab_size", f"must be vocab_size = {decoder.vocab_size}; use {HEAD_ROWS_FILE}")
+    if merged.get("use_swa") and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):
+        raise reader.fail("swa_window_size", f"differs from the windows of layer_types, {list(decoder.windows)}")
+    if not reader.flag("rope_is_neox_style", reader.flag("is_neox_style", True)):
         rope = Rope(decoder.rope.inv_freq, interleaved=True, scale=decoder.rope.scale)
         decoder = dataclasses.replace(decoder, rope=rope)
     return DFlashConfig(
@@ -79,19 +100,20 @@ def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
         block_size=reader.integer("block_size", least=2, most=256),
         mask_token_id=reader.integer("mask_token_id", least=0, most=decoder.vocab_size - 1),
         target_layer_ids=tuple(ids),
-        causal=_causality(config, inner, decoder.windows),
-        num_target_layers=reader.integer("num_target_layers") if config.get("num_target_layers") else None,
+        causal=_causality(top, ConfigReader(inner, f"{where}: dflash_config"), decoder.windows),
+        num_target_layers=None if merged.get("num_target_layers") is None else reader.integer("num_target_layers"),
+        target_hidden_size=None if merged.get("target_hidden_size") is None else reader.integer("target_hidden_size"),
         input_embedding_scale=reader.number("input_embedding_scale", 1.0),
         output_multiplier=reader.number("output_multiplier", 1.0),
-        final_logit_softcapping=reader.number("final_logit_softcapping", 0.0),
+        final_logit_softcapping=reader.number("final_logit_softcapping", 0.0, least=0),
     )
 
 
-def _causality(config: dict[str, Any], inner: dict[str, Any], windows: tuple[int, ...]) -> tuple[bool, ...]:
+def _causality(top: ConfigReader, inner: ConfigReader, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """Top-level `is_causal`, else `dflash_config.causal`, else sliding layers are causal and full ones are not."""
-    for value in (config.get("is_causal"), inner.get("causal")):
-        if value is not None:
-            return (bool(value),) * len(windows)
+    for reader, name in ((top, "is_causal"), (inner, "causal")):
+        if reader.config.get(name) is not None:
+            return (reader.flag(name, False),) * len(windows)
     return tuple(w > 0 for w in windows)
 
 
@@ -107,6 +129,8 @@ def check_pairing(c: DFlashConfig, target: TargetModel, where: str) -> None:
 
     if c.decoder.hidden_size != t.hidden_size:
         raise refuse("hidden_size", c.decoder.hidden_size, t.hidden_size)
+    if c.target_hidden_size not in (None, t.hidden_size):
+        raise refuse("target_hidden_size", c.target_hidden_size, t.hidden_size)
     if c.decoder.vocab_size != t.vocab_size:
         raise refuse("vocab_size", c.decoder.vocab_size, t.vocab_size)
     if c.num_target_layers is not None and c.num_target_layers != t.num_layers:
@@ -123,7 +147,13 @@ def read_head_rows(folder: Path, vocab_size: int) -> np.ndarray | None:
         return None
     from paceline.weights.safetensors_file import SafetensorsFile
 
-    rows = np.array(SafetensorsFile(path).load("head_rows"), dtype=np.int64)
+    file = SafetensorsFile(path)
+    if "head_rows" not in file.entries:
+        raise CheckpointError(f"{path}: there is no tensor head_rows; found {sorted(file.entries)[:5]}")
+    rows = np.array(file.load("head_rows"))
+    if rows.dtype.kind not in "iu":
+        raise CheckpointError(f"{path}: head_rows are of type {rows.dtype}; token ids are whole numbers")
+    rows = rows.astype(np.int64)
     if rows.ndim != 1 or not len(rows) or rows[0] < 0 or rows[-1] >= vocab_size or (np.diff(rows) <= 0).any():
         raise CheckpointError(f"{path}: head_rows must be ascending token ids below {vocab_size}")
     return rows.astype(np.int32)
@@ -191,7 +221,7 @@ class DFlashDrafter:
                 else:
                     names = [f"layers.{i}.self_attn.{n}_proj.weight" for n in "kv"]
                     context.append(loader.packed([(name, kv) for name in names], hidden))
-            return DrafterWeights(
+            weights = DrafterWeights(
                 fc=loader.packed([("fc.weight", hidden)], width),
                 fc_bias=loader.vector("fc.bias", hidden) if "fc.bias" in checkpoint else None,
                 hidden_norm=loader.vector("hidden_norm.weight", hidden),
@@ -200,6 +230,14 @@ class DFlashDrafter:
                 norm=loader.vector("norm.weight", hidden),
                 head=target.weights.head if self.head_rows is None else self._head(loader),
             )
+            known = loader.used | {"head_rows"}
+            extra = sorted(n for n in checkpoint.names() if n not in known and not n.endswith("rotary_emb.inv_freq"))
+            if extra:
+                raise CheckpointError(
+                    f"{checkpoint.path}: tensor {extra[0]} and {len(extra) - 1} more have no place in this drafter; "
+                    "its config lacks what they belong to, or it is of another kind"
+                )
+            return weights
         finally:
             loader.finish()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.models.config import DecoderConfig, read_decoder
+from paceline.models.config import ConfigReader, DecoderConfig, read_decoder
 
 
 def read_config(config: dict[str, Any]) -> DecoderConfig:
-    bias = bool(config.get("attention_bias", False))
-    return read_decoder(config, qkv_bias=bias, output_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))
+    reader = ConfigReader(config)
+    bias = reader.flag("attention_bias", False)
+    return read_decoder(config, qkv_bias=bias, output_bias=bias, mlp_bias=reader.flag("mlp_bias", False))

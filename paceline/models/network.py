@@ -33,6 +33,7 @@ class WeightLoader:
         self.arena = _native.Arena(capacity)
         self._pool = ThreadPoolExecutor(max_workers=max(1, workers))
         self._jobs: list[Future[None]] = []
+        self.used: set[str] = set()
 
     def vector(self, name: str, size: int) -> np.ndarray:
         """A norm weight or bias as fp32 [size]."""
@@ -86,6 +87,7 @@ class WeightLoader:
             raise CheckpointError(
                 f"{self.checkpoint.path}: tensor {name} {list(shape)} is missing; the file is not a whole model"
             )
+        self.used.add(name)
         found = self.checkpoint.shape(name)
         if tuple(found) != shape:
             raise CheckpointError(

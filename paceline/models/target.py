@@ -98,7 +98,7 @@ class TargetModel:
         For checks and scoring; generation goes through the engine.
         """
         n = len(tokens)
-        blocks = -(-n // _native.KEYS_PER_BLOCK)
+        blocks = max(1, -(-n // _native.KEYS_PER_BLOCK))
         cache = self.new_cache(blocks)
         table = np.arange(blocks, dtype=np.int32)[None]
         logits = np.empty((n, self.vocab_size), np.float32)

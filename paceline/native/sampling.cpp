@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,11 +37,14 @@ using Blocks = std::vector<Tokens>;
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 
-template <class T>
-nb::object to_numpy(std::vector<T>&& values, std::initializer_list<size_t> shape) {
+template <class T, int dims>
+using Array = nb::ndarray<nb::numpy, T, nb::ndim<dims>>;
+
+template <class T, int dims>
+Array<T, dims> to_numpy(std::vector<T>&& values, const size_t (&shape)[dims]) {
   auto* owned = new std::vector<T>(std::move(values));
   nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T>(owned->data(), shape.size(), shape.begin(), owner));
+  return Array<T, dims>(owned->data(), dims, shape, owner);
 }
 
 // The rows of one pass, with what may restrict them.
@@ -156,8 +161,9 @@ Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, c
   return out;
 }
 
-nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts,
-                 const IdMap* map, const std::optional<Ints2>& allowed, bool with_probs) {
+// Draws a block per state; with `probs`, writes each row's distribution there and uses the drafter's own noise.
+Tokens draft(const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
+             const std::optional<Ints2>& allowed, std::vector<float>* probs) {
   Pass pass(logits, map, allowed);
   int64_t rows = 0;
   for (int64_t count : counts) {
@@ -172,28 +178,33 @@ nb::object draft(const Logits& logits, const std::vector<SamplingState*>& states
   for (const SamplingState* state : states) pass.check(*state);
   Tokens out(pass.rows());
   const size_t width = static_cast<size_t>(pass.width());
-  std::vector<float> probs(with_probs ? pass.rows() * width : 0);
-  {
-    nb::gil_scoped_release release;
-    size_t r = 0;
-    for (size_t i = 0; i < states.size(); ++i) {
-      SamplingState& state = *states[i];
-      Prefix prefix(state);
-      for (int64_t j = 0; j < counts[i]; ++j, ++r) {
-        const RowView& view = pass.view(r, state);
-        const NoiseKey key = state.noise(with_probs ? Stream::kDraft : Stream::kGumbel);
-        if (with_probs) Distribution(view, state.warp).write(&probs[r * width]);
-        out[r] = pass.token(draw_coupled(view, state.warp, key));
-        prefix.push(out[r]);
-      }
+  const Stream stream = probs == nullptr ? Stream::kGumbel : Stream::kDraft;
+  if (probs != nullptr) probs->resize(pass.rows() * width);
+  nb::gil_scoped_release release;
+  size_t r = 0;
+  for (size_t i = 0; i < states.size(); ++i) {
+    SamplingState& state = *states[i];
+    Prefix prefix(state);
+    for (int64_t j = 0; j < counts[i]; ++j, ++r) {
+      const RowView& view = pass.view(r, state);
+      if (probs != nullptr) Distribution(view, state.warp).write(&(*probs)[r * width]);
+      out[r] = pass.token(draw_coupled(view, state.warp, state.noise(stream)));
+      prefix.push(out[r]);
     }
   }
-  if (!with_probs) return nb::cast(std::move(out));
-  return nb::make_tuple(std::move(out), to_numpy(std::move(probs), {pass.rows(), width}));
+  return out;
 }
 
-nb::object probs(const Logits& logits, const std::vector<SamplingState*>& states, const Blocks& drafts,
-                 const std::optional<Ints2>& allowed) {
+std::tuple<Tokens, Array<float, 2>> draft_with_probs(const Logits& logits, const std::vector<SamplingState*>& states,
+                                                     const Tokens& counts, const IdMap* map,
+                                                     const std::optional<Ints2>& allowed) {
+  std::vector<float> probs;
+  Tokens tokens = draft(logits, states, counts, map, allowed, &probs);
+  return {std::move(tokens), to_numpy(std::move(probs), {logits.shape(0), logits.shape(1)})};
+}
+
+Array<float, 2> probs(const Logits& logits, const std::vector<SamplingState*>& states, const Blocks& drafts,
+                      const std::optional<Ints2>& allowed) {
   Pass pass(logits, nullptr, allowed);
   check_blocks(pass, states, drafts);
   const size_t width = static_cast<size_t>(pass.width());
@@ -285,8 +296,10 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
   return out;
 }
 
-nb::object reject_block(const Logits& target_probs, const Tokens& drafts, const std::vector<double>& uniforms,
-                        const std::optional<Logits>& draft_probs, const std::optional<Ints2>& draft_ids) {
+std::tuple<size_t, Array<float, 1>> reject_block(const Logits& target_probs, const Tokens& drafts,
+                                                 const std::vector<double>& uniforms,
+                                                 const std::optional<Logits>& draft_probs,
+                                                 const std::optional<Ints2>& draft_ids) {
   const int vocab = static_cast<int>(target_probs.shape(1));
   if (target_probs.shape(0) != drafts.size() + 1 || uniforms.size() != drafts.size())
     fail("target_probs: " + std::to_string(target_probs.shape(0)) + " rows and " + std::to_string(uniforms.size()) +
@@ -304,10 +317,11 @@ nb::object reject_block(const Logits& target_probs, const Tokens& drafts, const 
     subtract_residual(p.data(), vocab, q.row(j), drafts[j]);
     break;
   }
-  return nb::make_tuple(j, to_numpy(std::move(p), {static_cast<size_t>(vocab)}));
+  return {j, to_numpy(std::move(p), {static_cast<size_t>(vocab)})};
 }
 
-nb::object logprobs(const Logits& logits, const std::vector<int64_t>& rows, const Tokens& ids, int top_n) {
+std::tuple<Array<float, 1>, Array<int32_t, 1>, Array<int32_t, 2>, Array<float, 2>> logprobs(
+    const Logits& logits, const std::vector<int64_t>& rows, const Tokens& ids, int top_n) {
   const int width = static_cast<int>(logits.shape(1));
   if (rows.size() != ids.size())
     fail("ids: " + std::to_string(ids.size()) + " ids for " + std::to_string(rows.size()) + " rows");
@@ -337,11 +351,11 @@ nb::object logprobs(const Logits& logits, const std::vector<int64_t>& rows, cons
       }
     }
   }
-  return nb::make_tuple(to_numpy(std::move(chosen), {n}), to_numpy(std::move(ranks), {n}),
-                        to_numpy(std::move(top_ids), {n, m}), to_numpy(std::move(top_values), {n, m}));
+  return {to_numpy(std::move(chosen), {n}), to_numpy(std::move(ranks), {n}), to_numpy(std::move(top_ids), {n, m}),
+          to_numpy(std::move(top_values), {n, m})};
 }
 
-nb::object argmax(const Logits& logits) {
+Array<int64_t, 1> argmax(const Logits& logits) {
   std::vector<int64_t> out(logits.shape(0));
   {
     nb::gil_scoped_release release;
@@ -422,11 +436,17 @@ void register_sampling(nb::module_& m) {
       "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
       "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
       "bit i of a row permits id i. Order: mask, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p.");
-  m.def("draft_rows", &draft, "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(),
-        "with_probs"_a = false,
-        "Tokens (target ids) of a block drafter: state i owns counts[i] rows, of which row j sees the tokens drawn in "
-        "the rows before. Noise: the target's; with_probs: the drafter's own, and the result is (tokens, float32 "
-        "[rows, columns] distributions).");
+  m.def(
+      "draft_rows",
+      [](const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
+         const std::optional<Ints2>& allowed) { return draft(logits, states, counts, map, allowed, nullptr); },
+      "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(),
+      "Tokens (target ids) of a block drafter, drawn with the target's noise: state i owns counts[i] rows, of which "
+      "row "
+      "j sees the tokens drawn in the rows before.");
+  m.def("draft_rows_with_probs", &draft_with_probs, "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(),
+        "allowed"_a = nb::none(),
+        "As draft_rows, with the drafter's own noise, and the distributions float32 [rows, columns] drawn from.");
   m.def("probs_rows", &probs, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
         "The distributions that sample_rows draws from, float32 [rows, vocabulary].");
   m.def("reject_rows", &reject, "logits"_a, "states"_a, "drafts"_a, "draft_probs"_a = nb::none(),
@@ -467,5 +487,6 @@ void register_sampling(nb::module_& m) {
         return std::string(kernels().name);
       },
       "name"_a = "",
-      "Force a path of the sampler for tests (all give the same bits); '' = the best. Returns its name.");
+      "Force a path of the sampler for tests (all give the same bits); '' = the one it started with. Returns its "
+      "name.");
 }

@@ -319,7 +319,7 @@ std::atomic<const Kernels*>& current() {
 const Kernels& kernels() { return *current().load(std::memory_order_relaxed); }
 
 bool select_kernels(const char* name) {
-  const Kernels* table = find(name);
+  const Kernels* table = *name == '\0' ? initial() : find(name);
   if (table == nullptr) return false;
   current().store(table, std::memory_order_relaxed);
   return true;

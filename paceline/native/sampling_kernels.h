@@ -35,7 +35,7 @@ struct Kernels {
 
 // The variant in use: the best this CPU has, or what select_kernels chose.
 const Kernels& kernels();
-// "portable", "avx2" or "avx512"; "" = the best. False if this CPU or build lacks it.
+// "portable", "avx2" or "avx512"; "" = what PACELINE_ISA says, else the best. False if this CPU or build lacks it.
 bool select_kernels(const char* name);
 
 }  // namespace paceline::sampling

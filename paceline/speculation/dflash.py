@@ -49,7 +49,7 @@ class DFlashProposer:
         tables = [self._table(s) for s in sequences]
         if len(tables) == 1:
             return tables[0][None]
-        out = np.zeros((len(tables), max(map(len, tables))), np.int32)
+        out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
         for i, table in enumerate(tables):
             out[i, : len(table)] = table
         return out

@@ -108,7 +108,7 @@ class Reference:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
         self.frequencies = inverse_frequencies(self.head_dim, config)
-        self.interleaved = config.get("rope_is_neox_style") is False
+        self.interleaved = config.get("rope_is_neox_style", config.get("is_neox_style")) is False
         kinds = config.get("layer_types") or []
         self.windows = [config["sliding_window"] if k == "sliding_attention" else 0 for k in kinds]
         self.windows = self.windows or [0] * config["num_hidden_layers"]

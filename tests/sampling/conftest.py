@@ -29,6 +29,6 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def every_isa() -> Iterator[list[str]]:
-    """The names of all paths here; the best one is selected again afterwards."""
+    """The names of all paths here; the initial one is selected again afterwards."""
     yield available_isas()
     _native.select_sampling_isa("")

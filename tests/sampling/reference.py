@@ -51,7 +51,7 @@ class Request:
     choice: int = 0
 
     def native_arguments(self) -> dict:
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
+        names: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
         names += ("frequency_penalty", "banned", "min_tokens", "seed", "choice")
         return {n: getattr(self, n) for n in names} | {"logit_bias": sorted(self.logit_bias.items())}
 

@@ -120,7 +120,7 @@ def test_acceptance_reaches_its_theoretical_rates():
     drawn = _native.sample_rows(rows, states, drafts)
     coupled = np.mean([d[0] == t for d, t in zip(drafts, drawn[::2], strict=True)])
     assert coupled > (1 - tv) / (1 + tv) - noise
-    tokens, probs = _native.draft_rows(np.repeat(drafter, n, axis=0), states, [1] * n, with_probs=True)
+    tokens, probs = _native.draft_rows_with_probs(np.repeat(drafter, n, axis=0), states, [1] * n)
     decided = _native.reject_rows(rows, states, [[t] for t in tokens], probs)
     rejection = np.mean([kept for kept, _ in decided])
     assert abs(rejection - (1 - tv)) < noise

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paceline.errors import PacelineError
 from paceline.sampling_params import SamplingParams
 
-BAD = {
+BAD: dict[str, list[Any]] = {
     "n": [0, -1, 1.0, True, "1"],
     "temperature": [-0.1, float("nan"), float("inf"), "hot", None, True],
     "top_p": [0, -0.5, 1.01, float("nan"), "all"],
@@ -40,7 +42,8 @@ def test_min_tokens_beyond_max_tokens_names_both():
 
 
 def test_values_take_their_normal_form():
-    p = SamplingParams(stop="END", stop_token_ids=[4, 5], logit_bias={"7": -100, 8: 2}, temperature=0, top_k=-1)
+    from_json: dict[Any, float] = {"7": -100, 8: 2}
+    p = SamplingParams(stop="END", stop_token_ids=[4, 5], logit_bias=from_json, temperature=0, top_k=-1)
     assert p.stop_strings == ("END",)
     assert p.stop_token_ids == (4, 5)
     assert p.logit_bias == {7: -100.0, 8: 2.0}
