@@ -55,6 +55,7 @@ double seconds() {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels and plan interpreter of Paceline.";
+  nb::set_leak_warnings(false);  // interpreters end with objects alive; that is not an error of ours
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
   m.def("best_isa", [] { return std::string(best_isa()); });
   m.def("select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");

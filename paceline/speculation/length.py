@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
-PROBE_EVERY = 24  # steps without a draft after which one is tried all the same
+PROBE_EVERY = 24  # steps without a draft after which one is tried all the same; sooner at first, from 3 on, doubling
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
 
@@ -31,9 +31,13 @@ class CostTable:
         self._median: dict[int, float] = {}
 
     def observe(self, rows: int, seconds: float) -> None:
-        times = self._seen.setdefault(rows, deque(maxlen=WINDOW))
+        """A pass of this size took so long. The first of a size does not count: it touches memory first."""
+        times = self._seen.get(rows)
+        if times is None:
+            self._seen[rows] = deque(maxlen=WINDOW)
+            return
         times.append(seconds)
-        self._median[rows] = statistics.median(times)
+        self._median[rows] = statistics.median_low(times)
 
     @property
     def known(self) -> bool:
@@ -124,7 +128,8 @@ class DraftLengthPolicy:
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self._own: dict[int, Acceptance] = {}
-        self._idle: dict[int, int] = {}
+        self._idle: dict[int, int] = {}  # steps since the last draft
+        self._patience: dict[int, int] = {}  # idle steps until the next probe
 
     def choose(self, requests: Sequence[int], limits: Sequence[int]) -> list[int]:
         """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time."""
@@ -136,10 +141,11 @@ class DraftLengthPolicy:
         lengths = best_lengths(survivals, self.verify, draft_seconds)
         for i, request in enumerate(requests):
             if lengths[i] == 0 and limits[i] > 0:
-                idle = self._idle.get(request, 0) + 1
-                # a request that drafts badly now may draft well later; look at one token of it from time to time
-                if idle >= PROBE_EVERY:
+                # a request that drafts badly now may draft well later: try two tokens from time to time
+                idle, patience = self._idle.get(request, 0) + 1, self._patience.get(request, 3)
+                if idle >= patience:
                     lengths[i], idle = min(2, limits[i]), 0
+                    self._patience[request] = min(2 * patience, PROBE_EVERY)
                 self._idle[request] = idle
             self.chosen[lengths[i]] = self.chosen.get(lengths[i], 0) + 1
         return lengths
@@ -153,3 +159,4 @@ class DraftLengthPolicy:
     def finish(self, request: int) -> None:
         self._own.pop(request, None)
         self._idle.pop(request, None)
+        self._patience.pop(request, None)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models.tiny import Shape, write_target
@@ -38,7 +39,7 @@ def worlds(tiny_target: Path) -> dict[str, World]:
     out = {}
     for dtype in DTYPES:
         plain = open_llm(tiny_target, None, dtype=dtype)
-        small = {"max_num_batched_tokens": 24, "max_num_seqs": 6, "kv_cache_space": kib(24, plain)}
+        small: dict[str, Any] = {"max_num_batched_tokens": 24, "max_num_seqs": 6, "kv_cache_space": kib(24, plain)}
         out[dtype] = World(tiny_target, dtype, plain, open_llm(tiny_target, Scripted(), dtype=dtype, **small))
     return out
 

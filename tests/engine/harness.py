@@ -125,22 +125,30 @@ def alternating(oracle: Oracle) -> Script:
 # ---- engines
 
 
-def open_llm(folder: Path, drafter: Any = None, **options: Any) -> LLM:
-    """An LLM whose drafter is the object given; every step is followed by the integrity check of the cache."""
-    with patch.object(factory, "make_drafter", lambda *_: (None, drafter)):
-        llm = LLM(folder, **{"threads": 1, "dtype": "float32", **options})
+def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
+    """Every step is followed by the integrity check of the cache. Draft lengths are the most that is allowed, since the
+    clock would choose them otherwise; `adaptive` leaves them to it."""
     step, engine = llm.engine.step, llm.engine
 
     def checked() -> Any:
         results = step()
         engine.check()
-        assert all(s.finish_reason is None for s in engine.running)
         for s in engine.running:
+            assert s.finish_reason is None
             assert s.num_computed <= len(s.token_ids) - (0 if s.is_prefill else 1)
         return results
 
     engine.step = checked  # type: ignore[method-assign]
+    if not adaptive:
+        engine.lengths.choose = lambda requests, limits: list(limits)  # type: ignore[method-assign]
     return llm
+
+
+def open_llm(folder: Path, drafter: Any = None, *, adaptive: bool = False, **options: Any) -> LLM:
+    """An LLM whose drafter is the object given; see `watched`."""
+    with patch.object(factory, "make_drafter", lambda *_: (None, drafter)):
+        llm = LLM(folder, **{"threads": 1, "dtype": "float32", **options})
+    return watched(llm, adaptive=adaptive)
 
 
 def assert_idle(llm: LLM) -> None:
@@ -149,6 +157,7 @@ def assert_idle(llm: LLM) -> None:
     assert not engine.busy and engine.pool.free == engine.pool.size, (engine.running, engine.waiting, engine.pool.free)
     engine.check()
     assert not llm._streamed
+    assert not engine.lengths._own and not engine.lengths._idle
     if isinstance(engine.proposer, Scripted):
         assert not engine.proposer.live
 
@@ -175,8 +184,9 @@ def kib(blocks: int, llm: LLM) -> float:
 
 def seen_by_client(choice: CompletionOutput) -> dict[str, Any]:
     """Everything of a choice that has to be the same; log-probabilities as their bits."""
-    logprobs = choice.logprobs and [
-        (p.token_id, float(p.logprob).hex(), p.rank, [(i, float(v).hex()) for i, v in p.top]) for p in choice.logprobs
+    logprobs = [
+        (p.token_id, float(p.logprob).hex(), p.rank, [(i, float(v).hex()) for i, v in p.top])
+        for p in choice.logprobs or ()
     ]
     return {
         "index": choice.index,
@@ -185,7 +195,7 @@ def seen_by_client(choice: CompletionOutput) -> dict[str, Any]:
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "cumulative_logprob": None if choice.cumulative_logprob is None else choice.cumulative_logprob.hex(),
-        "logprobs": logprobs,
+        "logprobs": None if choice.logprobs is None else logprobs,
         "seed": choice.seed,
     }
 
@@ -215,6 +225,8 @@ def assert_stats(output: RequestOutput) -> None:
     assert abs(d["acceptance_length"] - 1 - sum(rates)) < 1e-9
     assert all(0 <= r <= 1 for r in d["conditional_acceptance_rates"])
     assert np.allclose(np.cumprod(d["conditional_acceptance_rates"]), rates)
+    metrics = output.metrics
+    assert 0 <= metrics.queue_time_s <= metrics.time_to_first_token_s and metrics.generation_time_s >= 0
     # tokens that came from drafts are among those delivered
     assert d["num_accepted_tokens"] - stats.num_cut_tokens <= total
 

@@ -9,6 +9,7 @@ from paceline import SamplingParams
 from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.models import load_model
+from paceline.speculation.stats import SpecDecodeStats
 
 from .conftest import SHAPE
 from .harness import Oracle, Scripted, assert_idle, assert_same, kib, nothing, open_llm, repeat_last, scripted
@@ -66,7 +67,9 @@ def test_passes_keep_to_their_rows_and_sequences(tiny_target):
     """Never more rows than max_num_batched_tokens, nor more sequences than max_num_seqs; first come, first served."""
     probe = open_llm(tiny_target)
     llm = open_llm(tiny_target, Scripted(), max_num_batched_tokens=10, max_num_seqs=4, kv_cache_space=kib(12, probe))
-    engine, passes, started = llm.engine, [], []
+    engine = llm.engine
+    passes: list[list[tuple[int, int, int]]] = []
+    started: list[int] = []
     forward = engine._forward
 
     def watched(work):
@@ -83,6 +86,7 @@ def test_passes_keep_to_their_rows_and_sequences(tiny_target):
     assert max(len(p) for p in passes) <= 4 and max(len(p) for p in passes) > 1
     assert any(len(p) > 1 and {w for *_, w in p} >= {0, 1} for p in passes), "prompts and decoding share passes"
     assert started == sorted(started)
+    assert engine.stats == SpecDecodeStats.total(o.metrics.spec_decode for o in outputs)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == probe.generate(prompt, GREEDY)[0].outputs[0].token_ids
     assert_idle(llm)
@@ -138,7 +142,7 @@ def test_too_many_drafts_touch_no_neighbour(world):
 @pytest.mark.parametrize("taps", [(0, 1), (1,), (-1, 1, 0)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_drafter_observes_exactly_the_committed_rows(tiny_target, worlds, dtype, taps):
-    """Once each, in order, with the bits that the model gives for the final text; chunks and rejected drafts included."""
+    """Once each, in order, with the bits that the model gives for the final text, across chunks and rejected drafts."""
     world = worlds[dtype]
     options = {"max_num_batched_tokens": 20, "max_num_seqs": 3, "dtype": dtype}
     llm = open_llm(tiny_target, Scripted(taps=taps), **options)
@@ -190,7 +194,7 @@ def test_the_cache_holds_the_committed_rows(tiny_target, worlds, dtype):
         nonlocal compared
         results = step()
         for s in engine.running:
-            if s.num_computed == 0:
+            if s.num_computed == 0 or s.blocks is None:
                 continue
             cache = model.new_cache(10)
             ids = np.array(s.token_ids[: s.num_computed], np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from pathlib import Path
@@ -25,7 +26,7 @@ from safetensors.numpy import save_file
 from paceline import LLM, SamplingParams
 from paceline.speculation.dflash import DFlashProposer
 
-from .harness import assert_idle, assert_same, assert_stats
+from .harness import assert_idle, assert_same, assert_stats, watched
 
 TARGET = Shape("qwen3", vocab=40, hidden=32, inner=40, layers=3, heads=2, kv_heads=1, context=640)
 WINDOW = 32
@@ -56,16 +57,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def open_llm(target: Path, drafter: Path | None, drafts: int | None = None, **options: Any) -> LLM:
     config = drafter and {"method": "dflash", "model": str(drafter), "num_speculative_tokens": drafts}
-    llm = LLM(target, **{"threads": 1, "dtype": "float32", "speculative_config": config or None, **options})
-    step, engine = llm.engine.step, llm.engine
-
-    def checked() -> Any:
-        results = step()
-        engine.check()
-        return results
-
-    engine.step = checked  # type: ignore[method-assign]
-    return llm
+    return watched(LLM(target, **{"threads": 1, "dtype": "float32", "speculative_config": config or None, **options}))
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -124,7 +116,7 @@ def test_drafts_follow_the_definition(target, drafters, name):
     drafter = DrafterReference(drafter_config(TARGET, d), drafter_tensors(TARGET, d), reference)
     for length in (1, WINDOW - 1, 2 * WINDOW + 5, 8 * WINDOW):
         llm = open_llm(target, drafters[name], max_num_batched_tokens=50)
-        seen = watch(llm)
+        seen = record(llm)
         params = SamplingParams(temperature=1.0, seed=length, max_tokens=14, ignore_eos=True)
         output = llm.generate(prompts(length)[0], params)[0]
         ids = output.prompt_token_ids + output.outputs[0].token_ids
@@ -136,23 +128,23 @@ def test_drafts_follow_the_definition(target, drafters, name):
             np.testing.assert_allclose(logits, want, atol=2e-4 * max(1, np.abs(want).max()), err_msg=f"at {anchor}")
 
 
-def watch(llm: LLM) -> list[tuple[int, np.ndarray]]:
+def record(llm: LLM) -> list[tuple[int, np.ndarray]]:
     """(position of the anchor, draft logits) of every block drafted from now on, one sequence at a time."""
     seen: list[tuple[int, np.ndarray]] = []
     proposer = llm.engine.proposer
     assert isinstance(proposer, DFlashProposer)
     inner = proposer.drafter.draft_logits
 
-    def watched(cache: Any, tokens: Any, positions: Any, starts: Any, *rest: Any) -> np.ndarray:
-        logits = inner(cache, tokens, positions, starts, *rest)
+    def recording(*arguments: Any) -> np.ndarray:
+        logits, (_, _, positions, starts, _, _) = inner(*arguments), arguments
         row = 0
-        for first, end in zip(starts, starts[1:], strict=False):
+        for first, end in itertools.pairwise(starts):
             drafts = int(end - first) - 1
             seen.append((int(positions[first]), logits[row : row + drafts].copy()))
             row += drafts
         return logits
 
-    proposer.drafter.draft_logits = watched  # type: ignore[method-assign]
+    proposer.drafter.draft_logits = recording  # type: ignore[assignment,method-assign]
     return seen
 
 
@@ -164,7 +156,7 @@ RINGS = [n for n, d in DRAFTS.items() if len(d.sliding) == d.layers]
 @pytest.mark.parametrize("name", RINGS)
 def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chunk, dtype, monkeypatch):
     """Sliding-only drafters keep a window of blocks. Same bits as with all blocks, at contexts of 1x, 2x, 8x, 16x the
-    window, with long chunks of prompt, in batches, and with more drafts than trained."""
+    window, with long chunks of prompt, in batches, and with many more drafts than trained."""
     batch = prompts(WINDOW - 1, WINDOW, 2 * WINDOW + 3, 8 * WINDOW + 7, 16 * WINDOW, 1)
     params = [SamplingParams(temperature=1.0, seed=i, max_tokens=70, ignore_eos=True) for i in range(len(batch))]
 
@@ -172,7 +164,7 @@ def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chun
         llm = open_llm(
             target, drafters[name], drafts, max_num_batched_tokens=chunk, max_num_seqs=concurrency, dtype=dtype
         )
-        seen = watch(llm)
+        seen = record(llm)
         outputs = llm.generate(batch, params)
         used = {int(b) for t in tables for b in t}
         tables.clear()
@@ -189,7 +181,7 @@ def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chun
         tables.append(sequence.blocks)
         return sequence.blocks
 
-    for drafts, concurrency in ((7, 1), (14, 1), (7, 6)):
+    for drafts, concurrency in ((7, 1), (20, 1), (7, 6)):
         monkeypatch.setattr(DFlashProposer, "_table", ring)
         seen, ids, used = run(drafts, concurrency)
         monkeypatch.setattr(DFlashProposer, "_table", whole)
@@ -201,6 +193,60 @@ def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chun
             assert (mine.view(np.uint32) == his.view(np.uint32)).all(), (drafts, concurrency, at)
         if chunk <= 24 and concurrency == 1:
             assert used < all_used, "the ring is shorter than the text"
+
+
+def test_the_drafter_has_its_share_of_the_cache_budget(target, drafters):
+    space = 0.001  # GiB
+    plain, llm = (open_llm(target, d, kv_cache_space=space) for d in (None, drafters["full"]))
+    assert isinstance(llm.engine.proposer, DFlashProposer)
+    mine = plain.model.new_cache(1).bytes_per_block
+    both = mine + llm.engine.proposer.drafter.new_cache(1).bytes_per_block
+    assert plain.engine.pool.size == int(space * 2**30) // mine
+    assert llm.engine.pool.size == int(space * 2**30) // both < plain.engine.pool.size
+
+
+def test_a_drafter_with_a_shorter_context_does_not_end_the_text(tmp_path, target):
+    """Prompt and output go on beyond the drafter's max_position_embeddings as if it had none."""
+    d = Draft(taps=(0, 2), extra={"max_position_embeddings": 64})
+    llm, plain = open_llm(target, write_drafter(tmp_path, TARGET, d)), open_llm(target, None)
+    params = SamplingParams(temperature=0.0, seed=0, max_tokens=40, ignore_eos=True)
+    for prompt in prompts(40, 100):
+        output = llm.generate(prompt, params)[0]
+        assert_same(output, plain.generate(prompt, params)[0], "short drafter")
+        assert output.metrics.spec_decode.num_drafts > 0
+
+
+def test_a_chunk_longer_than_the_window_on_several_threads(target, drafters, monkeypatch):
+    """Rows of one pass never share a place in the ring: which of them stayed would be up to the threads."""
+    prompt = prompts(15 * WINDOW)[0]
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=6, ignore_eos=True)
+
+    def logits() -> list[np.ndarray]:
+        llm = open_llm(target, drafters["sliding"], 7, threads=3)
+        seen = record(llm)
+        llm.generate(prompt, params)
+        return [x for _, x in seen]
+
+    ring = logits()
+    monkeypatch.setattr(DFlashProposer, "_table", lambda _, sequence: sequence.blocks)
+    whole = logits()
+    assert len(ring) == len(whole) > 2
+    assert all((a.view(np.uint32) == b.view(np.uint32)).all() for a, b in zip(ring, whole, strict=True))
+
+
+@pytest.mark.parametrize("name", ["full", "sliding", "short head"])
+@pytest.mark.parametrize("sampler", ["coupled", "rejection"])
+def test_acceptance_does_not_depend_on_the_batch(target, drafters, name, sampler):
+    """Each request is drafted with its own noise, filters and context, whoever shares the passes."""
+    llm = open_llm(target, drafters[name], sampler=sampler)
+    batch = prompts(5, 70, 1, 33)
+    alone = [llm.generate(p, q, num_speculative_tokens=5)[0] for p, q in zip(batch, PARAMS, strict=True)]
+    together = llm.generate(batch, PARAMS, num_speculative_tokens=5)
+    for a, b in zip(alone, together, strict=True):
+        assert_same(b, a, sampler)
+        assert a.metrics.spec_decode == b.metrics.spec_decode
+    assert sum(a.metrics.spec_decode.num_accepted_tokens for a in alone) > 0
+    assert_idle(llm)
 
 
 @pytest.mark.parametrize("name", ["full", "sliding", "short head"])
@@ -296,7 +342,7 @@ CHI = Shape("qwen3", vocab=7, hidden=16, inner=24, layers=2, heads=2, kv_heads=1
     ],
 )
 def test_samples_follow_the_model(tmp_path, sampler, method, temperature, top_k, samples):
-    """The joint distribution of the three tokens behind a prompt, through the whole engine, against exact enumeration."""
+    """Joint distribution of the three tokens behind a prompt, through the whole engine, against exact enumeration."""
     target = write_target(tmp_path / "target", CHI, tokenizer=True)
     config: dict[str, Any] | None = None
     if method in ("dflash", "short head"):
@@ -306,15 +352,8 @@ def test_samples_follow_the_model(tmp_path, sampler, method, temperature, top_k,
         config = {"method": "dflash", "model": str(drafter)}
     elif method == "ngram":
         config = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2, "num_speculative_tokens": 3}
-    llm = LLM(
-        target,
-        speculative_config=config,
-        sampler=sampler,
-        threads=1,
-        dtype="float32",
-        max_num_seqs=64,
-        kv_cache_space=0.05,
-    )
+    options: dict[str, Any] = {"threads": 1, "dtype": "float32", "max_num_seqs": 64, "kv_cache_space": 0.05}
+    llm = watched(LLM(target, speculative_config=config, sampler=sampler, **options))
     prompt = [1, 4, 2, 4, 1, 1, 4]
     observed = np.zeros((CHI.vocab,) * 3)
     accepted = drafted = 0
@@ -328,7 +367,9 @@ def test_samples_follow_the_model(tmp_path, sampler, method, temperature, top_k,
             accepted += output.metrics.spec_decode.num_accepted_tokens
             drafted += output.metrics.spec_decode.num_draft_tokens
     if method != "none":
-        assert drafted > samples / 2 and 0.03 < accepted / drafted < 0.95, "both kept and replaced drafts are put to the test"
+        assert drafted > samples / 2 and 0.03 < accepted / drafted < 0.95, (
+            "both kept and replaced drafts are put to the test"
+        )
     want = joint(llm, prompt, 3, temperature, top_k)
     assert abs(want.sum() - 1) < 1e-9
     assert observed[want == 0].sum() == 0

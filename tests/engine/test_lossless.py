@@ -1,4 +1,4 @@
-"""Whatever a drafter proposes, a client sees what plain decoding gives: ids, text, log-probabilities to the bit, reasons."""
+"""Whatever a drafter proposes, a client sees what plain decoding gives: ids, text, log-probabilities bit for bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .conftest import DTYPES, SHAPE, World
 from .harness import (
     Oracle,
     Script,
+    Scripted,
     alternating,
     assert_idle,
     assert_same,
@@ -22,6 +23,7 @@ from .harness import (
     at_random,
     half_right,
     nothing,
+    open_llm,
     repeat_last,
     scripted,
     wrong,
@@ -74,7 +76,7 @@ def sampling(draw: Any) -> SamplingParams:
 
 
 def without_stops(p: SamplingParams) -> SamplingParams:
-    """As long as possible and with the same draws. Banned ids would change with the stops, so those requests keep them."""
+    """As long as possible with the same draws. With min_tokens the stops decide which ids are banned: they stay."""
     fields = {name: getattr(p, name) for name in SamplingParams.__dataclass_fields__}
     if not p.min_tokens:
         fields |= {"stop": (), "stop_token_ids": (), "ignore_eos": True}
@@ -85,7 +87,7 @@ SCRIPTS = ("oracle", "far-sighted oracle", "wrong", "half right", "alternating",
 
 
 def script_for(name: str, oracle: Oracle, seed: int) -> Script:
-    return {
+    scripts: dict[str, Script] = {
         "oracle": oracle,
         "far-sighted oracle": oracle,
         "wrong": wrong(oracle, V),
@@ -94,7 +96,8 @@ def script_for(name: str, oracle: Oracle, seed: int) -> Script:
         "random": at_random(V, seed),
         "repeat": repeat_last,
         "nothing": nothing,
-    }[name]
+    }
+    return scripts[name]
 
 
 def check_batch(world: World, batch: list[tuple[list[int], SamplingParams]], kind: str, drafts: int, seed: int) -> None:
@@ -196,6 +199,31 @@ def test_draft_lengths_do_not_matter(world):
         off = world.spec.generate(prompt, params, speculation=False)[0]
     assert_same(off, want, "speculation=False")
     assert off.metrics.spec_decode.num_drafts == 0
+
+
+@pytest.mark.parametrize("lengths", ["measured", "at random"])
+def test_lengths_chosen_step_by_step_do_not_matter(tiny_target, world, lengths):
+    """Without a fixed number the clock chooses, each step, for each sequence; and so might anything else."""
+    options: dict[str, Any] = {"dtype": world.dtype, "max_num_batched_tokens": 24, "max_num_seqs": 6}
+    llm = open_llm(tiny_target, Scripted(), adaptive=True, **options)
+    if lengths == "at random":
+        rng = np.random.default_rng(2)
+
+        def at_random_lengths(requests: Any, limits: Any) -> list[int]:
+            return [int(rng.integers(0, limit + 1)) for limit in limits]
+
+        llm.engine.lengths.choose = at_random_lengths  # type: ignore[method-assign]
+    prompts = [[(5 * i + j) % V for i in range(10 * j + 1)] for j in range(8)]
+    params = [SamplingParams(temperature=0.8, seed=j, max_tokens=50, logprobs=1, ignore_eos=True) for j in range(8)]
+    want, oracle = [world.plain.generate(p, q)[0] for p, q in zip(prompts, params, strict=True)], Oracle()
+    for output in want:
+        oracle.learn(output)
+    for script in (oracle, half_right(oracle, V, 3), wrong(oracle, V)):
+        with scripted(llm, script):
+            for mine, his in zip(llm.generate(prompts, params), want, strict=True):
+                assert_same(mine, his, lengths)
+                assert_stats(mine)
+    assert_idle(llm)
 
 
 def test_seeds(world):

@@ -11,18 +11,15 @@ from paceline.speculation.factory import SHIPPED
 
 from .harness import assert_idle, assert_same, assert_stats
 
+CODE = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
+MATH = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 PROMPTS = [
-    'Write a solution to the following problem:\n```python\ndef is_palindrome(text: str) -> bool:\n    """True if text '
-    'reads the same backwards, ignoring case and spaces."""\n```',
-    'Write a solution to the following problem:\n```python\ndef running_max(numbers):\n    """The largest number so far, '
-    'for each position of the list. running_max([1, 3, 2]) == [1, 3, 3]"""\n```',
-    'Explain what this function does, then add type hints:\n```python\ndef f(xs):\n    return sorted(set(xs))[::-1]\n```',
-    "A baker sells 24 loaves in the morning and half as many in the afternoon. Each loaf costs $3. How much money does he "
-    "take in a day?\nPlease reason step by step, and put your final answer within \\boxed{}.",
-    "A train travels 60 km in 45 minutes. How far does it travel in 3 hours at that speed?\nPlease reason step by step, "
-    "and put your final answer within \\boxed{}.",
-    "Anna has 3 times as many stamps as Ben, and together they have 48. How many has Ben?\nPlease reason step by step, and "
-    "put your final answer within \\boxed{}.",
+    CODE.format('def is_palindrome(text: str) -> bool:\n    """Does text read the same backwards, spaces aside?"""'),
+    CODE.format('def running_max(numbers):\n    """running_max([1, 3, 2]) == [1, 3, 3]"""'),
+    "Explain this function, then add type hints:\n```python\ndef f(xs):\n    return sorted(set(xs))[::-1]\n```",
+    MATH.format("A baker sells 24 loaves in the morning, half as many later, at $3 each. What does he take in a day?"),
+    MATH.format("A train travels 60 km in 45 minutes. How far does it travel in 3 hours at that speed?"),
+    MATH.format("Anna has 3 times as many stamps as Ben, and together they have 48. How many has Ben?"),
     "Write a short travel blog post about a recent trip to a small island, with one surprise in it.",
     "Give me five tips for learning to play the piano as an adult.",
     "What is the difference between weather and climate? Answer as if I were ten years old.",

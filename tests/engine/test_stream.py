@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -37,8 +38,10 @@ def check_deltas(deltas: list[StreamDelta], want: RequestOutput) -> None:
         assert mine[-1].finish_reason == choice.finish_reason
         assert all(len(d.token_ids) == len(d.accepted) for d in mine)
     assert [d.output is not None for d in deltas] == [False] * (len(deltas) - 1) + [True]
-    assert_same(deltas[-1].output, want, "stream")
-    assert_stats(deltas[-1].output)
+    output = deltas[-1].output
+    assert output is not None
+    assert_same(output, want, "stream")
+    assert_stats(output)
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
@@ -145,6 +148,31 @@ def test_closing_one_stream_leaves_its_neighbours(world):
                 check_deltas(got[i], outputs[i])
             assert list(streams[victim]) == []
             assert_idle(world.spec)
+
+
+def test_several_threads_at_once(world):
+    """Streams and calls from several threads share the passes; each gets its own, whole."""
+    outputs, oracle = known(world)
+    done: dict[int, object] = {}
+
+    def work(i: int) -> None:
+        try:
+            if i % 2:
+                check_deltas(list(world.spec.stream(PROMPTS[i % 3], PARAMS)), outputs[i % 3])
+            else:
+                assert_same(world.spec.generate(PROMPTS[i % 3], PARAMS)[0], outputs[i % 3], "thread")
+            done[i] = True
+        except BaseException as error:
+            done[i] = error
+
+    with scripted(world.spec, oracle):
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert done == dict.fromkeys(range(9), True)
+    assert_idle(world.spec)
 
 
 def test_text_and_chat_prompts(world):

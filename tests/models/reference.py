@@ -66,7 +66,13 @@ def rotate(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, int
 
 
 def attention(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, allowed: np.ndarray, *, scale: float | None = None, softcap: float = 0.0
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    allowed: np.ndarray,
+    *,
+    scale: float | None = None,
+    softcap: float = 0.0,
 ) -> np.ndarray:
     """q [n, heads, d], k and v [m, kv_heads, d], allowed [n, m] -> [n, heads, d]."""
     group = q.shape[1] // k.shape[1]

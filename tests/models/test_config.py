@@ -44,7 +44,11 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("rope_scaling", {"rope_scaling": [1]}),
     *(("factor", {"rope_scaling": {"type": "linear", "factor": v}}) for v in (0, -1, "x", None)),
     ("factor", {"rope_scaling": {"type": "linear"}}),
-    *((name, {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != name}}) for name in LLAMA3 if name != "rope_type"),
+    *(
+        (name, {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != name}})
+        for name in LLAMA3
+        if name != "rope_type"
+    ),
     ("factor", {"rope_scaling": {**LLAMA3, "factor": 0}}),
     ("high_freq_factor", {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}),
     *(("partial_rotary_factor", {"partial_rotary_factor": v}) for v in (0.01, 0.0, 1.5, "x")),
@@ -75,7 +79,9 @@ def test_other_families_are_refused_by_name(tmp_path, kind):
 
 def test_defaults_and_styles():
     """What may be left out, and the two styles in which rope is written."""
-    c = FAMILIES["llama"]({k: v for k, v in BASE.items() if k not in ("num_key_value_heads", "head_dim", "rms_norm_eps")})
+    c = FAMILIES["llama"](
+        {k: v for k, v in BASE.items() if k not in ("num_key_value_heads", "head_dim", "rms_norm_eps")}
+    )
     assert (c.num_kv_heads, c.head_dim, c.rms_norm_eps) == (4, 10, 1e-6)
     old = FAMILIES["qwen2"]({**BASE, "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}})
     parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}

@@ -15,7 +15,17 @@ from paceline.models import TargetModel, load_model
 from paceline.models.dflash import DFlashDrafter, load_drafter, read_drafter_config
 
 from .reference import DrafterReference, Reference
-from .tiny import Draft, Shape, config_of, drafter_config, drafter_tensors, tensors_of, write, write_drafter, write_target
+from .tiny import (
+    Draft,
+    Shape,
+    config_of,
+    drafter_config,
+    drafter_tensors,
+    tensors_of,
+    write,
+    write_drafter,
+    write_target,
+)
 
 SHAPE, DRAFT = Shape(layers=3), Draft(taps=(0, 2))
 V = SHAPE.vocab
@@ -46,7 +56,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     *(("mask_token_id", changed(mask_token_id=m)) for m in (None, V, -1, "3", True)),
     *(("block_size", changed(block_size=b)) for b in (None, 0, 1, 10_000, 8.0)),
     # other kinds of drafters
-    *(("architectures", {**changed(), "architectures": a}) for a in (["Qwen3ForCausalLM"], ["DFlash2DraftModel"], None, [])),
+    *(
+        ("architectures", {**changed(), "architectures": a})
+        for a in (["Qwen3ForCausalLM"], ["DFlash2DraftModel"], None, [])
+    ),
     ("projector_type", changed(projector_type="domino")),
     ("projector_type", {**changed(), "projector_type": "dspark"}),
     ("sample_from_anchor", changed(sample_from_anchor=True)),

@@ -120,14 +120,13 @@ def test_windows_without_layer_types_equal_transformers(tmp_path):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-TEXT = (
-    "The sea had been rough since morning, and the ferry was late. On the quay a dozen people waited with their bags, "
-    "their bicycles and one very large dog. def area(radius): return 3.14159 * radius ** 2  # not exact, but near enough. "
-    "In 1969 three men flew 384,400 km to the Moon; 1 + 1 = 2, and 17 * 23 = 391. «Où est la gare?» asked the tall woman, "
-    "and the harbour master pointed up the hill: past the church, left at the bakery, then straight on until you see the "
-    "clock. Nobody believed him. The list on the door said: apples, pears, plums, nails (four inch), rope, lamp oil.\n\n"
-    "Question: which of the following is not a prime number? (a) 2 (b) 9 (c) 13 (d) 31. Answer: (b), because 9 = 3 * 3."
-)
+TEXT = """The sea had been rough since morning, and the ferry was late. On the quay a dozen people waited with their
+bags, their bicycles and one very large dog. def area(radius): return 3.14159 * radius ** 2  # not exact, but near
+enough. In 1969 three men flew 384,400 km to the Moon; 1 + 1 = 2, and 17 * 23 = 391. «Où est la gare?» asked the tall
+woman, and the harbour master pointed up the hill: past the church, left at the bakery, then straight on until you see
+the clock. Nobody believed him. The list on the door said: apples, pears, plums, nails (four inch), rope, lamp oil.
+
+Question: which of the following is not a prime number? (a) 2 (b) 9 (c) 13 (d) 31. Answer: (b), because 9 = 3 * 3."""
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ Tensors = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A target. `window`: sliding window of the layers in `sliding`. `bias`: of attention, where the family has a choice.
+    """A target. `window`: of the layers in `sliding`. `bias`: of attention, where the family has a choice.
 
     `sharp` scales the logits: 1 gives a flat distribution, 3 one that is worth drafting for.
     """

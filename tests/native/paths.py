@@ -94,7 +94,9 @@ def run_rows(plan: _native.Plan, x: np.ndarray, width: int) -> np.ndarray:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.shape == b.shape and bool((np.ascontiguousarray(a).view(np.uint32) == np.ascontiguousarray(b).view(np.uint32)).all())
+    return a.shape == b.shape and bool(
+        (np.ascontiguousarray(a).view(np.uint32) == np.ascontiguousarray(b).view(np.uint32)).all()
+    )
 
 
 @functools.cache

@@ -87,7 +87,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a table too many": ({"block_tables": tables(2)}, "one per sequence"),
     "selected row below 0": ({"select": ints(-1)}, "selected row"),
     "selected row past the rows": ({"select": ints(4)}, "selected row"),
-    "more selected rows than a pass holds": ({"select": np.zeros(3000, np.int32), "logits": floats(3000, 97)}, "select"),
+    "more selected rows than a pass holds": (
+        {"select": np.zeros(3000, np.int32), "logits": floats(3000, 97)},
+        "select",
+    ),
     "no logits": ({"logits": None}, "logits"),
     "too few logits": ({"logits": floats(3, 97)}, "logits"),
     "logits too narrow": ({"logits": floats(4, 96)}, "logits"),
@@ -118,7 +121,7 @@ def test_forward_refuses(model, name):
 
 
 def test_integers_of_another_width_are_taken(model):
-    wide = {name: value.astype(np.int64) for name, value in (("positions", span(4)), ("tokens", span(4)))}
+    wide: dict[str, Any] = {name: span(4).astype(np.int64) for name in ("positions", "tokens")}
     assert same_bits(forward(model, **wide), forward(model))
 
 
@@ -241,8 +244,10 @@ def test_plan_refuses(name):
         WRONG_PLANS[name](plan)
 
 
-def row_of(cache: _native.KVCache, *where: int, dtype: Any = np.float32, width: int = 16) -> None:
-    cache.read(*where, floats(2, width, dtype=dtype), floats(2, width, dtype=dtype))
+def row_of(
+    cache: _native.KVCache, layer: int, block: int, slot: int, *, dtype: Any = np.float32, width: int = 16
+) -> None:
+    cache.read(layer, block, slot, floats(2, width, dtype=dtype), floats(2, width, dtype=dtype))
 
 
 STORAGE: dict[str, Callable[[TargetModel], Any]] = {

@@ -1,4 +1,4 @@
-"""Invariant 1: a row's result does not depend on the rows it shares a pass with, on where its blocks lie, or on threads.
+"""Invariant 1: a row's result does not depend on the rows it shares a pass with, on where its blocks lie, on threads.
 
 Every text runs once alone, one row per pass on one thread. Then the same texts run in ragged batches that hypothesis
 draws: any chunks, drafts that are taken back, neighbours, scattered and reused blocks, several threads. Logits, taps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ HALF = 1.01 * 2.0**-8  # half an ulp of bfloat16, relative
 
 
 def bound(x: np.ndarray, w: np.ndarray, k: int) -> np.ndarray:
-    """Largest error of a sum of k products in any order of k fp32 additions (Higham, gamma_k), and a denormal or two."""
+    """Largest error of a sum of k products in any order of fp32 additions (Higham, gamma_k), and a denormal or two."""
     return 1.05 * (k + 3) * EPS * (np.abs(x) @ np.abs(w).T) + k * 2.0**-126
 
 
@@ -109,10 +111,8 @@ def test_gated_product(isa, f32, n, kind):
     got = run_rows(plan, x, n)
     rx, rg, ru = path.round(x), path.round(gate), path.round(up)
     g, u = rx @ rg.T + b[:n], rx @ ru.T + b[n:]
-    if kind == "SWIGLU":
-        activated = silu(g)
-    else:
-        activated = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    gelu = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    activated = silu(g) if kind == "SWIGLU" else gelu
     want = activated * u
     error = bound(rx, rg, k) * np.abs(u) * 1.2 + bound(rx, ru, k) * np.abs(activated) + 3e-6 * np.abs(g * u) + 1e-9
     assert (np.abs(got - want) <= error + (0 if f32 else HALF * np.abs(want))).all()
@@ -141,7 +141,7 @@ def test_rms_norm(isa, f32, width, rows, scale, seed):
 def test_paths_round_to_bfloat16_like_the_reference():
     """Ties, denormals, overflow to infinity and NaN, through a one-to-one product."""
     bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0xFF7FFFFF, 0x00800000, 0x3F807FFF], np.uint32)
-    x = np.concatenate([bits.view(np.float32), np.float32([0.0, -0.0, 1.0, 3.14159, -2.71828])])[:, None]
+    x = np.concatenate([bits.view(np.float32), np.array([0.0, -0.0, 1.0, 3.14159, -2.71828], np.float32)])[:, None]
     want = bf16(x)
     for isa in ("portable", "avx2", "avx512", "avx512_bf16"):
         try:
@@ -168,7 +168,7 @@ def read_cache(cache: _native.KVCache, layer: int, table: np.ndarray, length: in
     return out
 
 
-ROPES = {
+ROPES: dict[str, dict[str, Any]] = {
     "plain": {"rope_theta": 10000.0},
     "theta": {"rope_theta": 500000.0},
     "partial": {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
@@ -208,7 +208,8 @@ def test_rope_of_keys_as_stored(isa, f32, kind, interleaved):
         plan.rope(cos, sin, rope.inv_freq)
         plan.linear(source, kv, path.identity(width), convert=True)
         norm = 1 + normal(13, 1, dim)[0] / 8
-        geometry = {"layer": 0, "heads": 0, "kv_heads": heads, "head_dim": dim, "rotary_dim": rope.rotary_dim}
+        geometry: dict[str, Any] = {"layer": 0, "heads": 0, "kv_heads": heads, "head_dim": dim}
+        geometry["rotary_dim"] = rope.rotary_dim
         plan.qkv_post(kv, kv, cos, sin, **geometry, interleaved=interleaved, k_norm=norm, eps=1e-6)
         cache = _native.KVCache(1, heads, dim, 9, f32)
         table = np.random.default_rng(0).permutation(9).astype(np.int32)

@@ -15,15 +15,24 @@ from paceline.speculation.length import PROBE_EVERY, Acceptance, CostTable, Draf
 def table(times: dict[int, float]) -> CostTable:
     costs = CostTable()
     for rows, seconds in times.items():
+        costs.observe(rows, 100 * seconds)  # the first does not count
         costs.observe(rows, seconds)
     return costs
 
 
 def test_cost_is_the_median_so_that_one_interrupted_pass_does_not_count() -> None:
     costs = CostTable()
-    for seconds in (1.0, 1.1, 50.0, 0.9, 1.0):
+    for seconds in (70.0, 1.0, 1.1, 50.0, 0.9, 1.0):
         costs.observe(4, seconds)
     assert costs.seconds(4) == 1.0
+
+
+def test_the_first_pass_of_a_size_does_not_count() -> None:
+    costs = CostTable()
+    costs.observe(4, 70.0)
+    assert not costs.known
+    costs.observe(4, 2.0)
+    assert costs.seconds(4) == 2.0
 
 
 def test_unknown_sizes_are_interpolated_and_extended() -> None:
@@ -80,22 +89,20 @@ def test_lengths_are_the_best_of_all(seed: int, requests: int, other_rows: int) 
     assert rate(chosen) == pytest.approx(max(map(rate, every)))
 
 
-def test_hopeless_drafts_stop_and_are_probed() -> None:
+def test_hopeless_drafts_stop_and_are_probed_ever_more_rarely() -> None:
     policy = DraftLengthPolicy()
-    for rows in range(1, 9):
-        policy.verify.observe(rows, 1.0 + 0.1 * rows)
-    policy.draft.observe(1, 0.3)
+    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 9)})
+    policy.draft = table({1: 0.3})
     for _ in range(300):
         policy.observe(1, 4, 0)
-    lengths = [policy.choose([1], [4])[0] for _ in range(4 * PROBE_EVERY)]
-    assert lengths.count(0) == 4 * (PROBE_EVERY - 1)
-    assert sum(length > 0 for length in lengths) == 4
+    lengths = [policy.choose([1], [4])[0] for _ in range(3 + 6 + 12 + 2 * PROBE_EVERY)]
+    probes = [i for i, length in enumerate(lengths) if length]
+    assert [b - a for a, b in itertools.pairwise([-1, *probes])] == [3, 6, 12, PROBE_EVERY, PROBE_EVERY]
 
 
 def test_certain_drafts_are_made_in_full_and_a_limit_is_kept() -> None:
     policy = DraftLengthPolicy()
-    for rows in range(1, 9):
-        policy.verify.observe(rows, 1.0 + 0.01 * rows)
+    policy.verify = table({rows: 1.0 + 0.01 * rows for rows in range(1, 9)})
     for _ in range(100):
         policy.observe(1, 7, 7)
     assert policy.choose([1], [7]) == [7]

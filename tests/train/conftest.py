@@ -15,6 +15,7 @@ from paceline.train.target import TargetConfig, TorchTarget  # noqa: E402
 
 VOCAB, HIDDEN, LAYERS = 97, 32, 4
 TAPS = (2, 0, 3)
+RESERVED = 7
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -68,7 +69,25 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     save_file(target_weights(), folder / "model.safetensors")
+    write_tokenizer(folder)
     return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Words, special tokens (the ids 0, 1 and, reserved, the last seven), and a chat template that frames nothing."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    reserved = [f"<reserved{i}>" for i in range(VOCAB - RESERVED, VOCAB)]
+    special = ["<s>", "</s>", *reserved]
+    plain = [f"w{i}" for i in range(2, VOCAB - RESERVED)]
+    words = {t: i for i, t in enumerate(["<s>", "</s>", *plain, *reserved])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m.content }} {% endfor %}"
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 @pytest.fixture(scope="session")
@@ -77,12 +96,11 @@ def target() -> TorchTarget:
 
 
 def periodic_answers(count: int) -> list[Answer]:
-    """Answers that repeat a short pattern, which even a tiny drafter learns within seconds."""
+    """Answers in which every token fixes its successor, which even a tiny drafter learns within seconds."""
     out = []
     for i in range(count):
-        pattern = [(7 * i + 11 * k) % 40 + 5 for k in range(4)]
-        prompt = [0, *pattern, *pattern]
-        out.append(Answer(i, ("code", "math")[i % 2], prompt, (pattern * 10)[: 24 + i % 7]))
+        walk = [5 + (11 * i + 7 * k) % 40 for k in range(40)]
+        out.append(Answer(i, ("code", "math")[i % 2], [0, *walk[:8]], walk[8 : 32 + i % 7]))
     return out
 
 
