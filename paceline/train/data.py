@@ -135,7 +135,8 @@ def training_batches(
 
 def split_members(store: FeatureStore, every: int = 50) -> tuple[list[int], list[int]]:
     """Training and held-out sequences: one in ``every`` by prompt id (0: none), the same whatever the store's size."""
-    train, held = [], []
+    train: list[int] = []
+    held: list[int] = []
     for i, s in enumerate(store.sequences):
         (held if every and s["id"] % every == every - 1 else train).append(i)
     return train, held

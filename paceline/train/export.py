@@ -18,17 +18,23 @@ HEAD_ROWS_FILE = "head_rows.safetensors"
 
 
 def export_drafter(
-    model: Drafter, rows: Sequence[int] | None, folder: Path, dtype: torch.dtype = torch.bfloat16
+    model: Drafter,
+    rows: Sequence[int] | None,
+    folder: Path,
+    dtype: torch.dtype = torch.bfloat16,
+    target: dict[str, str] | None = None,
 ) -> None:
     """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names) and ``head_rows.safetensors`` (if ``rows``).
 
     The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
-    Loaders that do not know the file use the whole head, which is also right.
+    Loaders that do not know the file use the whole head, which is also right. ``target`` (``model_type``, ``name``)
+    becomes ``paceline_target`` of the configuration: which model this drafter belongs to.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps(model.config.to_hf(str(dtype).removeprefix("torch.")), indent=2) + "\n"
-    )
+    config = model.config.to_hf(str(dtype).removeprefix("torch."))
+    if target:
+        config["paceline_target"] = target
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: t.detach().to("cpu", dtype).contiguous() for name, t in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if rows is not None:

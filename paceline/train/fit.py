@@ -174,7 +174,7 @@ class Trainer:
         # each worker thread runs its own forward and backward with one intra-op thread: no barriers between them, which
         # on a shared machine is several times faster than splitting every operation
         results = list((self.pool.map if self.pool else map)(self._gradients, parts))
-        weight = sum(r[1] for r in results).clamp(min=1e-6)
+        weight = torch.stack([r[1] for r in results]).sum().clamp(min=1e-6)
         for i, param in enumerate(self.params):
             param.grad = sum(r[0][i] for r in results) / weight
         loss = sum(r[2] for r in results) / weight

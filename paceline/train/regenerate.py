@@ -33,7 +33,7 @@ class Answer:
 class Generator(Protocol):
     """What is needed of ``paceline.LLM``."""
 
-    def generate(self, prompts: Any, sampling_params: Any = None, **options: Any) -> Sequence[Any]: ...
+    def generate(self, prompts: Any, sampling_params: Any = None) -> Sequence[Any]: ...
 
 
 def finished_ids(path: Path) -> set[int]:

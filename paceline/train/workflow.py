@@ -229,7 +229,8 @@ def _new_run(
         )
     if rows is None and head_rows:
         rows = frequent_rows(answers, head_rows, target.eos_token_ids, target.vocab_size)
-    return {"model": model, "drafter": shape.to_hf(), "head_rows": rows}
+    pair = {"model_type": target.model_type, "name": model}
+    return {"model": model, "drafter": shape.to_hf(), "head_rows": rows, "target": pair}
 
 
 def _start(checkpoint: Any, shape: DrafterConfig, init_from: Path | None, seed: int) -> Drafter:
@@ -252,7 +253,7 @@ def export_run(run: Path, out: Path, *, dtype: str) -> None:
     drafter = Drafter(DrafterConfig.from_hf(about["drafter"]))
     state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     drafter.load_state_dict(state["model"])
-    export_drafter(drafter, about["head_rows"], out, pick_dtype(dtype))
+    export_drafter(drafter, about["head_rows"], out, pick_dtype(dtype), about.get("target"))
     say(f"step {state['step']} written to {out}")
 
 

@@ -63,6 +63,8 @@ def test_the_whole_way(target_folder: Path, tmp_path: Path) -> None:
     assert mask == max(i for i in range(VOCAB - RESERVED, VOCAB) if i not in used)  # a special token that nothing uses
     assert trained.config.target_layer_ids == (2, 0)
     assert trained.config.num_target_layers == LAYERS
+    pair = json.loads((drafter / "config.json").read_text())["paceline_target"]
+    assert pair == {"model_type": "llama", "name": str(target_folder)}
 
     figures = tmp_path / "figures.json"
     said = run("eval", *model, "--drafter", drafter, "--answers", answers, "--json", figures)
