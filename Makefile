@@ -54,12 +54,12 @@ lint: $(STAMPS)/test ## check style, types and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(TYPED)
-	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h %.hpp %.inc,$(NATIVE))
+	$(BIN)/clang-format --dry-run -Werror $(filter %.cpp %.h %.inl,$(NATIVE))
 
 format: $(STAMPS)/test ## apply the formatting that lint checks
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(filter %.cpp %.h %.hpp %.inc,$(NATIVE))
+	$(BIN)/clang-format -i $(filter %.cpp %.h %.inl,$(NATIVE))
 
 wheel: $(STAMPS)/build ## build a wheel into dist/
 	$(PIP) wheel . --no-build-isolation --no-deps --wheel-dir dist

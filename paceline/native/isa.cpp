@@ -27,7 +27,9 @@ const Kernels& kernels_for(const char* name) {
   static const Kernels* const tables[] = {
       &kPortableKernels,
 #if defined(__x86_64__)
-      &kAvx2Kernels, &kAvx512Kernels, &kAvx512Bf16Kernels,
+      &kAvx2Kernels,
+      &kAvx512Kernels,
+      &kAvx512Bf16Kernels,
 #endif
   };
   const std::string best = best_isa();

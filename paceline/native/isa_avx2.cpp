@@ -1,5 +1,5 @@
 #if defined(__x86_64__)
 #define PACELINE_KERNELS kAvx2Kernels
-#include "simd_avx2.h"
 #include "kernels.inl"
+#include "simd_avx2.h"
 #endif

@@ -1,5 +1,5 @@
 #if defined(__x86_64__)
 #define PACELINE_KERNELS kAvx512Kernels
-#include "simd_avx512.h"
 #include "kernels.inl"
+#include "simd_avx512.h"
 #endif

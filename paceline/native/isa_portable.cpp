@@ -1,3 +1,3 @@
 #define PACELINE_KERNELS kPortableKernels
-#include "simd_portable.h"
 #include "kernels.inl"
+#include "simd_portable.h"

@@ -8,9 +8,9 @@
 
 namespace paceline {
 
-constexpr int kPanel = 32;        // columns of one packed weight panel
-constexpr int kKeysPerBlock = 16; // tokens of one KV cache block
-constexpr int kPartition = 64;    // keys whose softmax is computed as one partial result, at absolute positions
+constexpr int kPanel = 32;         // columns of one packed weight panel
+constexpr int kKeysPerBlock = 16;  // tokens of one KV cache block
+constexpr int kPartition = 64;     // keys whose softmax is computed as one partial result, at absolute positions
 constexpr int kMaxHeadDim = 256;
 
 // How rows are stored as inputs of matrix products.
@@ -28,10 +28,10 @@ enum class Epilogue : int {
 };
 
 struct GemmArgs {
-  const void* a;      // [rows, lda] in the path's activation format
-  size_t lda;         // elements
-  int rows, k, n;     // n: columns to write (gated: columns of the result)
-  const void* w;      // packed panels
+  const void* a;   // [rows, lda] in the path's activation format
+  size_t lda;      // elements
+  int rows, k, n;  // n: columns to write (gated: columns of the result)
+  const void* w;   // packed panels
   bool w_f32;
   int panel_begin, panel_end;
   const uint8_t* next;  // weights that this thread reads next, to be on their way when it gets there
@@ -40,7 +40,7 @@ struct GemmArgs {
   const float* bias;  // [n] or null
   float* out;         // [rows, ldo]
   size_t ldo;
-  void* act_out;      // gated epilogues
+  void* act_out;  // gated epilogues
   size_t ld_act;
   Act act;
 };
@@ -59,8 +59,8 @@ struct QkvPostArgs {
   size_t ld_q;
   Act act;
   // cache of this layer
-  uint8_t* cache;         // base of the layer
-  size_t block_bytes;     // bytes of one (block, kv head): keys then values
+  uint8_t* cache;      // base of the layer
+  size_t block_bytes;  // bytes of one (block, kv head): keys then values
   bool cache_f32;
 };
 

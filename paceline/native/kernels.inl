@@ -47,7 +47,6 @@ inline V exp_v(V x) {
   return S::zero_below(S::ldexp_int(p, n), x, -87.0f);
 }
 
-
 inline V silu_v(V x) { return S::div(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
 
 inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
@@ -56,8 +55,7 @@ inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
 }
 
 inline V gelu_tanh_v(V x) {
-  const V inner = S::mul(S::set1(0.7978845608028654f),
-                         S::fma(S::mul(S::set1(0.044715f), S::mul(x, x)), x, x));
+  const V inner = S::mul(S::set1(0.7978845608028654f), S::fma(S::mul(S::set1(0.044715f), S::mul(x, x)), x, x));
   return S::mul(S::mul(S::set1(0.5f), x), S::add(S::set1(1.0f), tanh_v(inner)));
 }
 
@@ -176,7 +174,8 @@ inline void tile(const void* a, size_t lda, const uint8_t* w, int steps, float* 
 
 // One panel for MR rows: tmp [MR][ldt].
 template <int MR, bool F32>
-void panel_tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next, bool ahead) {
+void panel_tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next,
+                bool ahead) {
   if constexpr (MR <= S::kPanelRows) {
     if (ahead)
       tile<MR, 2, F32, true>(a, lda, w, steps, tmp, ldt, next);
@@ -193,8 +192,8 @@ constexpr int kMaxTileRows = S::kPanelRows > S::kHalfRows ? S::kPanelRows : S::k
 template <bool F32>
 inline void panel_dispatch(int mr, const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt,
                            Prefetch next, bool ahead) {
-#define PL_CASE(N)                                                                             \
-  case N:                                                                                      \
+#define PL_CASE(N)                                                                                \
+  case N:                                                                                         \
     if constexpr (N <= kMaxTileRows) panel_tile<N, F32>(a, lda, w, steps, tmp, ldt, next, ahead); \
     break
   switch (mr) {
@@ -358,7 +357,8 @@ inline void rotate(float* y, const float* c, const float* s, int half, bool inte
   }
 }
 
-// Key block layout: [head_dim / 2][16 keys][2] bf16, or [head_dim][16 keys] fp32. Value block: [16 keys][padded head_dim].
+// Key block layout: [head_dim / 2][16 keys][2] bf16, or [head_dim][16 keys] fp32. Value block: [16 keys][padded
+// head_dim].
 void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
   const int hd = p.head_dim, half = p.rotary_dim / 2;
   const float* src = p.qkv + size_t(row) * p.ld + size_t(h) * hd;
@@ -542,14 +542,14 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
 }
 
 void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-#define PL_CASE(N)                                            \
-  case N:                                                     \
-    if constexpr (N <= S::kQueryTile) {                       \
-      if (p.cache_f32)                                        \
-        attend_t<N, true>(p, t, table, p0, p1, state);        \
-      else                                                    \
-        attend_t<N, false>(p, t, table, p0, p1, state);       \
-    }                                                         \
+#define PL_CASE(N)                                      \
+  case N:                                               \
+    if constexpr (N <= S::kQueryTile) {                 \
+      if (p.cache_f32)                                  \
+        attend_t<N, true>(p, t, table, p0, p1, state);  \
+      else                                              \
+        attend_t<N, false>(p, t, table, p0, p1, state); \
+    }                                                   \
     break
   switch (t.count) {
     PL_CASE(1);
@@ -616,7 +616,7 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   norm_rows, norm_rows_f32, qkv_post,
-    attend,   merge,         finish,      peak_loop, read_loop,
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   norm_rows, norm_rows_f32,
+    qkv_post, attend,        merge,       finish, peak_loop, read_loop,
 };
 }  // namespace paceline

@@ -47,9 +47,7 @@ struct PyPlan {
   }
 };
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
@@ -58,7 +56,8 @@ NB_MODULE(_native, m) {
   nb::set_leak_warnings(false);  // interpreters end with objects alive; that is not an error of ours
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
   m.def("best_isa", [] { return std::string(best_isa()); });
-  m.def("select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
+  m.def(
+      "select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
 
   nb::class_<ThreadPool>(m, "ThreadPool").def(nb::init<int>(), "threads"_a).def_prop_ro("size", &ThreadPool::size);
 
@@ -67,8 +66,9 @@ NB_MODULE(_native, m) {
   nb::class_<Packed>(m, "Packed")
       .def(nb::init<Arena&, int, int, bool, bool>(), "arena"_a, "n"_a, "k"_a, "f32"_a, "gated"_a = false,
            nb::keep_alive<1, 2>())
-      .def("view", [](const Packed& p, int row, int count) { return new Packed(p, row, count); }, "row"_a, "count"_a,
-           nb::keep_alive<0, 1>())
+      .def(
+          "view", [](const Packed& p, int row, int count) { return new Packed(p, row, count); }, "row"_a, "count"_a,
+          nb::keep_alive<0, 1>())
       .def_ro("n", &Packed::n)
       .def_ro("k", &Packed::k)
       .def_prop_ro("nbytes", &Packed::bytes)
@@ -139,7 +139,8 @@ NB_MODULE(_native, m) {
           "pool"_a, "isa"_a, "f32"_a, "max_rows"_a)
       .def_prop_ro("max_rows", [](const PyPlan& p) { return p.plan->max_rows(); })
       .def_prop_ro("scratch_bytes", [](const PyPlan& p) { return p.plan->scratch_bytes(); })
-      .def("profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
+      .def(
+          "profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
       .def_prop_ro("op_times",
                    [](const PyPlan& p) {
                      static const char* const names[] = {"embed", "rope", "linear", "qkv_post", "attention", "copy"};
@@ -151,8 +152,9 @@ NB_MODULE(_native, m) {
                      }
                      return out;
                    })
-      .def("buffer", [](PyPlan& p, BufferKind kind, int width) { return p.plan->add_buffer(kind, width); }, "kind"_a,
-           "width"_a)
+      .def(
+          "buffer", [](PyPlan& p, BufferKind kind, int width) { return p.plan->add_buffer(kind, width); }, "kind"_a,
+          "width"_a)
       .def(
           "embed_packed",
           [](PyPlan& p, int out, nb::object weight, float scale) {

@@ -50,7 +50,9 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
     : pool_(std::move(pool)),
       kernels_(kernels),
       f32_(f32),
-      act_(f32 ? Act::kF32 : kernels.bf16_dot ? Act::kBF16 : Act::kF32Rounded),
+      act_(f32                ? Act::kF32
+           : kernels.bf16_dot ? Act::kBF16
+                              : Act::kF32Rounded),
       max_rows_(max_rows) {
   if (max_rows < 1) throw std::invalid_argument("max_rows must be positive");
 }

@@ -12,11 +12,11 @@
 namespace paceline {
 
 enum class BufferKind : int {
-  kF32 = 0,      // fp32 rows, owned
-  kAct = 1,      // rows in the activation format, owned
-  kInput = 2,    // fp32 rows given to the call
-  kLogits = 3,   // fp32 rows returned by the call, one per selected row
-  kTaps = 4,     // fp32 rows returned by the call
+  kF32 = 0,     // fp32 rows, owned
+  kAct = 1,     // rows in the activation format, owned
+  kInput = 2,   // fp32 rows given to the call
+  kLogits = 3,  // fp32 rows returned by the call, one per selected row
+  kTaps = 4,    // fp32 rows returned by the call
 };
 
 struct Op {

@@ -16,7 +16,7 @@ struct Pairs {
 
 struct S {
   static constexpr int kPanelRows = 2;
-  static constexpr int kHalfRows = 5;    // rows of a tile half a panel wide
+  static constexpr int kHalfRows = 5;  // rows of a tile half a panel wide
   static constexpr int kQueryTile = 3;
   static constexpr bool kBf16Dot = false;
   static constexpr const char* kName = "avx2";
@@ -24,7 +24,10 @@ struct S {
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
-  static void store(float* p, V a) { _mm256_storeu_ps(p, a.lo); _mm256_storeu_ps(p + 8, a.hi); }
+  static void store(float* p, V a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+  }
   static V add(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
   static V sub(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
   static V mul(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
@@ -49,8 +52,7 @@ struct S {
   static __m256i bf16_bits(__m256 x) {  // rounded to nearest even, in the low half of each lane
     const __m256i u = _mm256_castps_si256(x);
     const __m256i odd_bit = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    const __m256i r =
-        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd_bit, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd_bit, _mm256_set1_epi32(0x7fff))), 16);
     const __m256i nan = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_blendv_epi8(r, nan, is_nan);

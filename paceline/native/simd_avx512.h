@@ -12,7 +12,7 @@ using Pairs = __m512i;
 
 struct S {
   static constexpr int kPanelRows = 12;
-  static constexpr int kHalfRows = 12;    // rows of a tile half a panel wide
+  static constexpr int kHalfRows = 12;  // rows of a tile half a panel wide
   static constexpr int kQueryTile = 6;
 #ifdef PACELINE_BF16_DOT
   static constexpr bool kBf16Dot = true;
@@ -45,14 +45,11 @@ struct S {
   static __m512i bf16_bits(V x) {  // rounded to nearest even, in the low half of each lane
     const __m512i u = _mm512_castps_si512(x);
     const __m512i odd_bit = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-    const __m512i r =
-        _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd_bit, _mm512_set1_epi32(0x7fff))), 16);
+    const __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd_bit, _mm512_set1_epi32(0x7fff))), 16);
     const __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
     return _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
   }
-  static void store_bf16(uint16_t* p, V a) {
-    _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(a)));
-  }
+  static void store_bf16(uint16_t* p, V a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(bf16_bits(a))); }
   static V round_bf16(V a) { return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(a), 16)); }
   static V keep(V a, int lo, int hi, float fill) {
     lo = lo < 0 ? 0 : lo > 16 ? 16 : lo;

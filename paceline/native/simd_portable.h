@@ -15,30 +15,83 @@ struct Pairs {  // sixteen (even k, odd k) bf16 pairs
 #define PL_EACH for (int i = 0; i < 16; ++i)
 
 struct S {
-  static constexpr int kPanelRows = 2;   // rows of a tile one panel wide
-  static constexpr int kHalfRows = 2;    // rows of a tile half a panel wide
+  static constexpr int kPanelRows = 2;  // rows of a tile one panel wide
+  static constexpr int kHalfRows = 2;   // rows of a tile half a panel wide
   static constexpr int kQueryTile = 2;
   static constexpr bool kBf16Dot = false;
   static constexpr const char* kName = "portable";
 
   static V zero() { return V{}; }
-  static V set1(float x) { V r; PL_EACH r.v[i] = x; return r; }
-  static V load(const float* p) { V r; memcpy(r.v, p, 64); return r; }
-  static void store(float* p, const V& a) { memcpy(p, a.v, 64); }
-  static V add(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] + b.v[i]; return r; }
-  static V sub(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] - b.v[i]; return r; }
-  static V mul(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] * b.v[i]; return r; }
-  static V div(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] / b.v[i]; return r; }
-  static V max(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return r; }
-  static V fma(const V& a, const V& b, const V& c) { V r; PL_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i]; return r; }
-  static V load_bf16(const uint16_t* p) {
+  static V set1(float x) {
     V r;
-    PL_EACH { uint32_t u = uint32_t(p[i]) << 16; memcpy(&r.v[i], &u, 4); }
+    PL_EACH r.v[i] = x;
     return r;
   }
-  static Pairs load_pairs(const uint16_t* p) { Pairs r; memcpy(r.v, p, 64); return r; }
-  static V even(const Pairs& p) { V r; PL_EACH { uint32_t u = p.v[i] << 16; memcpy(&r.v[i], &u, 4); } return r; }
-  static V odd(const Pairs& p) { V r; PL_EACH { uint32_t u = p.v[i] & 0xffff0000u; memcpy(&r.v[i], &u, 4); } return r; }
+  static V load(const float* p) {
+    V r;
+    memcpy(r.v, p, 64);
+    return r;
+  }
+  static void store(float* p, const V& a) { memcpy(p, a.v, 64); }
+  static V add(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] + b.v[i];
+    return r;
+  }
+  static V sub(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] - b.v[i];
+    return r;
+  }
+  static V mul(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] * b.v[i];
+    return r;
+  }
+  static V div(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] / b.v[i];
+    return r;
+  }
+  static V max(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+    return r;
+  }
+  static V fma(const V& a, const V& b, const V& c) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] * b.v[i] + c.v[i];
+    return r;
+  }
+  static V load_bf16(const uint16_t* p) {
+    V r;
+    PL_EACH {
+      uint32_t u = uint32_t(p[i]) << 16;
+      memcpy(&r.v[i], &u, 4);
+    }
+    return r;
+  }
+  static Pairs load_pairs(const uint16_t* p) {
+    Pairs r;
+    memcpy(r.v, p, 64);
+    return r;
+  }
+  static V even(const Pairs& p) {
+    V r;
+    PL_EACH {
+      uint32_t u = p.v[i] << 16;
+      memcpy(&r.v[i], &u, 4);
+    }
+    return r;
+  }
+  static V odd(const Pairs& p) {
+    V r;
+    PL_EACH {
+      uint32_t u = p.v[i] & 0xffff0000u;
+      memcpy(&r.v[i], &u, 4);
+    }
+    return r;
+  }
   static uint16_t bf16_of(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
@@ -48,27 +101,48 @@ struct S {
   static void store_bf16(uint16_t* p, const V& a) { PL_EACH p[i] = bf16_of(a.v[i]); }
   static V round_bf16(const V& a) {
     V r;
-    PL_EACH { uint32_t u = uint32_t(bf16_of(a.v[i])) << 16; memcpy(&r.v[i], &u, 4); }
+    PL_EACH {
+      uint32_t u = uint32_t(bf16_of(a.v[i])) << 16;
+      memcpy(&r.v[i], &u, 4);
+    }
     return r;
   }
   // lanes outside [lo, hi) become fill
   static V keep(const V& a, int lo, int hi, float fill) {
-    V r; PL_EACH r.v[i] = (i >= lo && i < hi) ? a.v[i] : fill; return r;
+    V r;
+    PL_EACH r.v[i] = (i >= lo && i < hi) ? a.v[i] : fill;
+    return r;
   }
   // nearest integer of x for |x| < 2^22, ties to even, without a libm call
   static V nearest(const V& x) {
     const float magic = 12582912.0f;  // 1.5 * 2^23
-    V r; PL_EACH { volatile float t = x.v[i] + magic; r.v[i] = t - magic; } return r;
+    V r;
+    PL_EACH {
+      volatile float t = x.v[i] + magic;
+      r.v[i] = t - magic;
+    }
+    return r;
   }
   static V ldexp_int(const V& p, const V& n) {  // p * 2^n, n an integer in [-127, 127]
     V r;
-    PL_EACH { int32_t e = (int32_t(n.v[i]) + 127) << 23; float f; memcpy(&f, &e, 4); r.v[i] = p.v[i] * f; }
+    PL_EACH {
+      int32_t e = (int32_t(n.v[i]) + 127) << 23;
+      float f;
+      memcpy(&f, &e, 4);
+      r.v[i] = p.v[i] * f;
+    }
     return r;
   }
   static V zero_below(const V& r, const V& x, float limit) {
-    V o; PL_EACH o.v[i] = x.v[i] < limit ? 0.0f : r.v[i]; return o;
+    V o;
+    PL_EACH o.v[i] = x.v[i] < limit ? 0.0f : r.v[i];
+    return o;
   }
-  static V min(const V& a, const V& b) { V r; PL_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return r; }
+  static V min(const V& a, const V& b) {
+    V r;
+    PL_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return r;
+  }
   static float lane_sum(V x) {
     for (int step = 8; step > 0; step >>= 1)
       for (int i = 0; i < step; ++i) x.v[i] += x.v[i + step];

@@ -14,8 +14,8 @@
 namespace paceline {
 namespace {
 
-// Longer than a barrier of a quiet machine takes, far shorter than a time slice: a thread that waits for one that is not
-// running gives up its core, and the scheduler moves the other there.
+// Longer than a barrier of a quiet machine takes, far shorter than a time slice: a thread that waits for one that is
+// not running gives up its core, and the scheduler moves the other there.
 constexpr int64_t kBarrierSpinNs = 15'000;
 constexpr int64_t kIdleSpinNs = 300'000;  // covers the engine's work between two passes
 
@@ -78,8 +78,10 @@ void ThreadPool::run(const std::function<void(int)>& body) {
   const uint32_t seen = done_.value();
   start_.advance();
   body(0);
-  if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_) done_.wait_past(seen, kBarrierSpinNs);
-  else done_.advance();
+  if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 < threads_)
+    done_.wait_past(seen, kBarrierSpinNs);
+  else
+    done_.advance();
 }
 
 void ThreadPool::work(int id) {
