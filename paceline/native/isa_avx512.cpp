@@ -1,5 +1,7 @@
 #if defined(__x86_64__)
 #define PACELINE_KERNELS kAvx512Kernels
-#include "kernels.inl"
+// clang-format off: the kernels are written over the vectors
 #include "simd_avx512.h"
+#include "kernels.inl"
+// clang-format on
 #endif

@@ -1,3 +1,5 @@
 #define PACELINE_KERNELS kPortableKernels
-#include "kernels.inl"
+// clang-format off: the kernels are written over the vectors
 #include "simd_portable.h"
+#include "kernels.inl"
+// clang-format on
