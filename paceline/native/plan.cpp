@@ -389,15 +389,19 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.block_bytes = cache->block_bytes();
       a.cache_f32 = cache->f32;
       const int heads = op.heads + 2 * op.kv_heads;
-      const Range work = share(b.rows * heads, tid, threads);
-      int s = 0;
-      for (int i = work.begin; i < work.end; ++i) {
-        const int row = i / heads;
-        while (b.starts[s + 1] <= row) ++s;
-        const int at = b.positions[row];
-        kernels_.qkv_post(a, row, i % heads, b.tables[size_t(s) * b.table_width + at / kKeysPerBlock],
-                          at % kKeysPerBlock);
-      }
+      // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
+      // are more threads than heads
+      const bool by_head = heads >= 2 * threads;
+      const Range work = share(by_head ? heads : b.rows * heads, tid, threads);
+      const Range head_range = by_head ? work : Range{0, heads};
+      for (int s = 0; s < b.sequences; ++s)
+        for (int row = b.starts[s]; row < b.starts[s + 1]; ++row) {
+          const int at = b.positions[row];
+          const int block = b.tables[size_t(s) * b.table_width + at / kKeysPerBlock];
+          for (int h = head_range.begin; h < head_range.end; ++h)
+            if (by_head || (row * heads + h >= work.begin && row * heads + h < work.end))
+              kernels_.qkv_post(a, row, h, block, at % kKeysPerBlock);
+        }
       break;
     }
     case Op::kCopy: {
@@ -492,12 +496,19 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   const size_t state = size_t(kStateHead + padded(op.head_dim));
   float local[8 * (kStateHead + kMaxHeadDim)];
   if (!t.by_partition) {
-    for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {
+    const auto work = [&](int i) {
       const Tiles::Item& item = t.items[i];
       kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, item.first_part, item.last_part,
                       local);
       for (int j = 0; j < item.tile.count; ++j)
         kernels_.finish(a, local + j * state, item.tile.row[j], item.tile.head[j]);
+    };
+    const int n = int(t.items.size()), threads = pool_->size();
+    if (n <= 16 * threads) {  // few and alike: neighbouring heads to one thread, which computed their queries
+      const Range mine = share(n, tid, threads);
+      for (int i = mine.begin; i < mine.end; ++i) work(i);
+    } else {
+      for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < n;) work(i);
     }
     return;
   }

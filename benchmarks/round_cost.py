@@ -1,0 +1,95 @@
+"""What one speculative round costs, against the floors of its verify pass and its draft pass.
+
+    python -m benchmarks.round_cost --output round.json
+
+A round drafts 7 tokens for one request behind about 160 tokens of context, verifies 8 rows, samples, commits. Floors
+follow the definition of `paceline bench kernels`: max(bytes / read bandwidth, operations / peak rate), measured between
+the rounds. Medians over repeats; every repeat measures everything once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline import LLM, SamplingParams, _native
+from paceline.speculation.dflash import DFlashProposer
+
+PROMPT = [
+    {"role": "user", "content": "Explain step by step how to add fractions with different denominators. " * 3}
+]
+
+
+def floor_ms(cost: tuple[float, float], bandwidth_gbs: float, peak_gflops: float) -> float:
+    """The larger of what memory and arithmetic need, in milliseconds."""
+    return max(cost[0] / bandwidth_gbs, cost[1] / peak_gflops) / 1e6
+
+
+def draft_cost(proposer: DFlashProposer, rows: int, context: int) -> tuple[float, float]:
+    """(bytes, operations) of a draft: context rows of a round, and a block of `rows` slots, all but one with logits."""
+    weights, config = proposer.drafter.weights, proposer.drafter.config.decoder
+    block = sum(w.nbytes for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
+    head = weights.head.nbytes
+    element = 4 if proposer.drafter.target.f32 else 2
+    cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element * (context + rows)
+    operations = 2 * (block * rows + head * (rows - 1) + weights.fc.nbytes * 2) / element
+    return weights.fc.nbytes + block + head + cache, operations
+
+
+def decode(llm: LLM, drafts: int, params: SamplingParams) -> tuple[float, int]:
+    """Seconds per step and steps of one answer, without its first token."""
+    output = llm.chat(PROMPT, params, num_speculative_tokens=drafts)[0]
+    stats = output.metrics.spec_decode
+    steps = stats.num_drafts if drafts else len(output.outputs[0].token_ids) - 1
+    return output.metrics.generation_time_s / max(1, steps), steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    llm = LLM(arguments.model)
+    proposer = llm.engine.proposer
+    if not isinstance(proposer, DFlashProposer):
+        parser.error(f"--model {arguments.model}: no DFlash drafter ships for it")
+    drafts = proposer.max_drafts
+    greedy = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=64, ignore_eos=True)
+    seen: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        seen.setdefault(name, []).append(value)
+
+    decode(llm, drafts, greedy)
+    for _ in range(arguments.repeats):
+        note("read_bandwidth_gbs", _native.measure_read_bandwidth(llm.model.pool, 1 << 30))
+        note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000))
+        for name, params in (("greedy", greedy), ("temperature 0.8", sampled)):
+            note(f"round ms, {name}", decode(llm, drafts, params)[0] * 1e3)
+        note("one row ms", llm.time_forward(1, 128) * 1e3)
+        note(f"{drafts + 1} rows ms", llm.time_forward(drafts + 1, 128) * 1e3)
+        begin = time.perf_counter()
+        decode(llm, 0, greedy)
+        note("plain answer s", time.perf_counter() - begin)
+    medians: dict[str, Any] = {name: statistics.median(values) for name, values in seen.items()}
+    bandwidth, peak = medians["read_bandwidth_gbs"], medians["peak_gflops"]
+    context = 160
+    medians["verify floor ms"] = floor_ms(llm.pass_cost(drafts + 1, context), bandwidth, peak)
+    medians["draft floor ms"] = floor_ms(draft_cost(proposer, drafts + 1, context), bandwidth, peak)
+    floors = medians["verify floor ms"] + medians["draft floor ms"]
+    medians["round / floors"] = medians["round ms, greedy"] / floors
+    medians["sampling share"] = medians["round ms, temperature 0.8"] / medians["round ms, greedy"] - 1
+    for name, value in medians.items():
+        print(f"{name:24} {value:10.3f}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(medians, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
