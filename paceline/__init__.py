@@ -5,26 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "PacelineError", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "PacelineError",
+    "RequestOutput",
+    "SamplingParams",
+    "StreamDelta",
+    "__version__",
+]
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.llm import LLM
+    from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
     from paceline.sampling_params import SamplingParams
+
+_HOMES = {
+    "LLM": "paceline.llm",
+    "PacelineError": "paceline.errors",
+    "SamplingParams": "paceline.sampling_params",
+    "CompletionOutput": "paceline.outputs",
+    "RequestOutput": "paceline.outputs",
+    "StreamDelta": "paceline.outputs",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Names are imported when first used, so that the command line starts quickly."""
-    if name == "LLM":
-        from paceline.llm import LLM
+    if name in _HOMES:
+        import importlib
 
-        return LLM
-    if name == "SamplingParams":
-        from paceline.sampling_params import SamplingParams
-
-        return SamplingParams
-    if name == "PacelineError":
-        from paceline.errors import PacelineError
-
-        return PacelineError
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

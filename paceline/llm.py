@@ -128,14 +128,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[str | list[int]],
+        prompts: str | Mapping[str, Any] | Sequence[int] | Sequence[str | list[int] | Mapping[str, Any]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: bool = True,
         num_speculative_tokens: int | None = None,
         progress: bool = False,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts or token ids), all at once; outputs in the order of the prompts.
+        """Complete prompts (texts, token ids, or vLLM's mappings of either), all at once; outputs in their order.
 
         num_speculative_tokens: drafts per step; None = as many as pay, chosen each step up to the configured number;
         0 = plain decoding, as is speculation=False. Raises ConfigError for a prompt or parameter that cannot be served,
@@ -235,6 +235,7 @@ class LLM:
         return [request.output() for request in requests]
 
     def _add(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
+        prompt = _unwrap(prompt)
         text = prompt if isinstance(prompt, str) else None
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not ids:
@@ -300,7 +301,7 @@ class LLM:
     def _draw_seed(self) -> int:
         if self._seeds is None:
             return draw_seed()
-        return int(self._seeds.integers(0, 1 << 64, dtype=np.uint64))
+        return int(self._seeds.integers(0, 1 << 53, dtype=np.uint64))
 
     def _draft_length(self, speculation: bool, wanted: int | None) -> tuple[int, bool]:
         """Most drafts per step, and whether a request fixed that number."""
@@ -414,11 +415,23 @@ class LLM:
         return elapsed
 
 
+def _unwrap(prompt: Any) -> Any:
+    """vLLM's prompt mappings: {"prompt_token_ids": [...]} or {"prompt": text}, the ids first if both are there."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for key in ("prompt_token_ids", "prompt"):
+        if prompt.get(key) is not None:
+            return prompt[key]
+    raise ConfigError(
+        f"prompt: a mapping needs 'prompt' or 'prompt_token_ids', this one has {sorted(map(str, prompt))}"
+    )
+
+
 def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     prompts = list(prompts)
-    if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray):
+    if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray | Mapping):
         return [prompts]
     return prompts
 

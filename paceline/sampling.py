@@ -83,8 +83,8 @@ class DraftProbs:
 
 
 def draw_seed() -> int:
-    """A random 64-bit seed for an unseeded request."""
-    return secrets.randbits(64)
+    """A random seed for an unseeded request: 53 bits, so that it survives JSON readers whose numbers are doubles."""
+    return secrets.randbits(53)
 
 
 def make_state(

@@ -24,6 +24,10 @@ class DatasetError(PacelineError):
     """A prompt set is unknown, missing, empty or malformed."""
 
 
+class UnknownDatasetError(DatasetError):
+    """There is no prompt set or file of this name."""
+
+
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
     """One prompt of a set: chat messages, its place in the set, and a file row's other keys."""
@@ -98,14 +102,16 @@ PACKAGED: dict[str, PackagedSet] = {
 def load_dataset(name: str, num_prompts: int | None = None) -> list[BenchPrompt]:
     """The first `num_prompts` prompts (None: all) of a known set or of a JSONL file.
 
-    Raises `DatasetError` for an unknown name, a missing or empty file, a malformed row (named by its line).
+    Raises `UnknownDatasetError` for an unknown name or a missing file, `DatasetError` for an empty file or a
+    malformed row (named by its line).
     """
     if name in PACKAGED:
         prompts = _load_packaged(name)
     elif name.endswith((".jsonl", ".json")) or Path(name).is_file():
         return load_jsonl(Path(name), num_prompts)
     else:
-        raise DatasetError(f"dataset {name!r} is unknown; use {', '.join(PACKAGED)} or the path of a .jsonl file")
+        known = ", ".join(PACKAGED)
+        raise UnknownDatasetError(f"dataset {name!r} is unknown; use {known} or the path of a .jsonl file")
     return prompts if num_prompts is None else prompts[:num_prompts]
 
 
@@ -151,6 +157,8 @@ def load_jsonl(path: Path, num_prompts: int | None = None) -> list[BenchPrompt]:
                     break
                 if line.strip():
                     prompts.append(_parse_row(line, len(prompts), f"{path}:{number}"))
+    except FileNotFoundError as error:
+        raise UnknownDatasetError(f"dataset {path}: {error.strerror}") from None
     except OSError as error:
         raise DatasetError(f"dataset {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -100,8 +100,9 @@ def kernel_table(result: dict[str, Any]) -> Table:
     """The result for a terminal."""
     from rich.table import Table
 
+    threads = f"{result['threads']} thread{'s' * (result['threads'] != 1)}"
     table = Table(
-        title=f"{result['isa']}, {result['threads']} threads: reads {result['read_bandwidth_gbs']:.1f} GB/s, "
+        title=f"{result['isa']}, {threads}: reads {result['read_bandwidth_gbs']:.1f} GB/s, "
         f"computes {result['peak_gflops']:.0f} GFLOP/s",
         title_justify="left",
     )

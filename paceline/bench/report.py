@@ -36,6 +36,7 @@ RESULT_KEYS = (
     "identical",
     "spec_decode",
 )
+WHOLE_NAME = 12  # characters of a set's name that a table always shows in one line
 
 
 def result_rows(
@@ -114,23 +115,24 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
 
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,  # with a rate of 100.0% a wider table would not fit 80 columns
         caption="k: draft length. tok/s: decoding speed. TPOT, TTFT: ms per token after the first, ms to the first. "
         "length: tokens per pass that had drafts. rate: share of drafts accepted. same: outputs equal those of k = 0.",
         caption_justify="left",
     )
-    table.add_column("set", overflow="fold")
+    names = [row["dataset"].rpartition("/")[2] for row in rows]
+    table.add_column("set", overflow="fold", no_wrap=max(map(len, names), default=0) <= WHOLE_NAME)
     for heading in ("k", "done", "tokens", "tok/s", "TPOT", "TTFT", "speed-up", "length", "rate"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("same", no_wrap=True)
     previous = None
-    for row in rows:
+    for row, name in zip(rows, names, strict=True):
         if previous not in (None, row["dataset"]):
             table.add_section()
         spec = row["spec_decode"]
         drafted = bool(spec["num_drafts"])
         table.add_row(
-            "" if row["dataset"] == previous else row["dataset"].rpartition("/")[2],
+            "" if row["dataset"] == previous else name,
             str(row["num_speculative_tokens"]),
             f"{row['completed']}" + (f" of {row['completed'] + row['failed']}" if row["failed"] else ""),
             str(row["output_tokens"]),
@@ -165,11 +167,11 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    if not path.is_file() and path.exists():  # a device or pipe, such as /dev/stdout
-        path.write_text(text, encoding="utf-8")
-        return
     part = path.with_name(path.name + ".part")
     try:
+        if not path.is_file() and path.exists():  # a device or pipe, such as /dev/stdout
+            path.write_text(text, encoding="utf-8")
+            return
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:

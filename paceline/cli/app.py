@@ -41,16 +41,17 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def train(context: typer.Context) -> None:
-    """Train a drafter for a model (needs the extra: pip install 'paceline\\[train]')."""
+    """Train a drafter for a model (needs PyTorch: pip install torch)."""
     try:
         from paceline.train.cli import app as train_app
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "paceline":
+
+        train_app(args=context.args, prog_name="paceline train")
+    except ImportError as error:
+        package = (error.name or "").split(".")[0]
+        if package in ("", "paceline"):
             raise
-        raise PacelineError(
-            f"training needs the package {error.name!r}; install it with: pip install 'paceline[train]'"
-        ) from None
-    train_app(args=context.args, prog_name="paceline train")
+        name = "PyTorch" if package == "torch" else f"the package {package!r}"
+        raise PacelineError(f"this step of the training needs {name}: pip install {package}") from None
 
 
 def _version(wanted: bool) -> None:

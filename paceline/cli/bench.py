@@ -67,7 +67,7 @@ def bench(
             "--num-speculative-tokens",
             "-k",
             metavar="KS",
-            help="Draft lengths, one arm each; 0 is plain decoding, which the speed-up refers to.",
+            help="Draft lengths, one arm each, fixed; 0 is plain decoding, which the speed-up refers to.",
             rich_help_panel=opt.SPECULATION_PANEL,
         ),
     ] = "0,7",
@@ -78,7 +78,7 @@ def bench(
     temperature: opt.TemperatureOption = 0.0,
     top_p: opt.TopPOption = 1.0,
     top_k: opt.TopKOption = 0,
-    seed: opt.SeedOption = None,
+    seed: opt.RaceSeedOption = None,
     ignore_eos: opt.IgnoreEosOption = False,
     dtype: opt.DtypeOption = "auto",
     threads: opt.ThreadsOption = None,
@@ -115,18 +115,6 @@ def bench(
         raise typer.BadParameter(
             "a temperature above 0 needs a seed, or the arms would draw different texts", param_hint="--seed"
         )
-    from paceline.bench import report
-    from paceline.bench.datasets import load_dataset
-    from paceline.bench.runner import run_arms
-    from paceline.cli.engine import note, open_llm, summary
-    from paceline.cli.progress import step_progress
-
-    for path, option in ((output, "--output"), (save_outputs, "--save-outputs")):
-        if path is not None:
-            report.check_writable(path, option)
-    with note("Fetching prompts ..."):
-        names = [name.strip() for name in dataset.split(",")]
-        sets = {name: load_dataset(name, num_prompts) for name in names}
     params = opt.sampling_params(
         temperature=temperature,
         top_p=top_p,
@@ -136,7 +124,23 @@ def bench(
         ignore_eos=ignore_eos,
         logprobs=None if save_outputs is None else 0,
     )
+    from paceline.bench import report
+    from paceline.bench.datasets import UnknownDatasetError, load_dataset
+    from paceline.bench.runner import run_arms
+    from paceline.cli.engine import note, note_long_drafts, open_llm, summary
+    from paceline.cli.progress import step_progress
+
+    for path, option in ((output, "--output"), (save_outputs, "--save-outputs")):
+        if path is not None:
+            report.check_writable(path, option)
+    with note("Fetching prompts ..."):
+        names = [name.strip() for name in dataset.split(",")]
+        try:
+            sets = {name: load_dataset(name, num_prompts) for name in names}
+        except UnknownDatasetError as error:
+            raise typer.BadParameter(str(error), param_hint="--dataset") from None
     llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, speculation=any(arms)))
+    note_long_drafts(llm, max(arms))
     rows: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
     with step_progress("Measuring", len(arms) * sum(map(len, sets.values()))) as advance:
@@ -151,7 +155,7 @@ def bench(
     if as_json:
         print(json.dumps(rows))
     else:
-        print(summary(llm))
+        print(summary(llm, arms))
         _print_table(report.result_table(rows))
     _fail_on(rows, outputs)
 
@@ -164,7 +168,7 @@ def _fail_on(rows: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
     """A benchmark whose outputs differ, or that could not run, must not pass for a good one in a script."""
     failed = next((row["error"] for row in outputs if "error" in row), None)
     if failed is not None:
-        raise PacelineError(f"{sum(row['failed'] for row in rows)} requests failed; the first: {failed}")
+        raise PacelineError(f"{opt.count(sum(row['failed'] for row in rows), 'request')} failed; the first: {failed}")
     differing = [row for row in rows if row["identical"] is False]
     if differing:
         where = ", ".join(f"{row['dataset']} k = {row['num_speculative_tokens']}" for row in differing)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli import options as opt
-from paceline.cli.generate import stats_line, stream_to
+from paceline.cli.generate import cut_off, stats_line, stream_to
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def chat(
     """Talk with a model over several turns.
 
     Type /help inside for the commands. On a pipe each line of standard input is one turn.
+
+    Exit code 1 if one of them could not be answered.
     """
     opt.check_speculation(no_speculation, num_speculative_tokens, speculative_config)
     config = opt.parse_speculative_config(speculative_config)
@@ -70,20 +72,24 @@ def chat(
         stop=stop,
         max_tokens=max_tokens,
     )
-    from paceline.cli.engine import open_llm, summary
+    from paceline.cli.engine import note_long_drafts, open_llm, summary
 
     llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation))
     if llm.tokenizer.chat_template is None:
         raise PacelineError(f"{model} has no chat template; use `paceline generate --raw` with this model")
-    conversation = Conversation(llm, params, system, 0 if no_speculation else num_speculative_tokens, stats)
+    length = 0 if no_speculation else num_speculative_tokens
+    note_long_drafts(llm, length)
+    conversation = Conversation(llm, params, system, length, stats)
     if sys.stdin.isatty():
-        print(summary(llm))
+        print(summary(llm, [length]))
         print("/help lists the commands, Ctrl-D leaves.")
         _interactive(conversation)
     else:
         for line in sys.stdin:
             if line.strip() and not conversation.take(line.rstrip("\n")):
                 break
+        if conversation.failed:
+            raise typer.Exit(1)
 
 
 class Conversation:
@@ -102,6 +108,7 @@ class Conversation:
         self.num_speculative_tokens = num_speculative_tokens
         self.stats = stats
         self.messages: list[dict[str, Any]] = []
+        self.failed = False  # a message could not be answered
         self.start(system)
 
     def start(self, system: str | None) -> None:
@@ -149,10 +156,13 @@ class Conversation:
             if not answer:
                 return
         except PacelineError as error:
+            self.failed = True
             print(f"{error}\n/reset starts a new conversation.", file=sys.stderr)
             return
         else:
             answer = output.outputs[0].text
+            if (cut := cut_off(output, self.params)) is not None:
+                print(f"(cut off: {cut})", file=sys.stderr)
             if self.stats:
                 print(stats_line(output), file=sys.stderr)
         self.messages = [*request, {"role": "assistant", "content": answer}]

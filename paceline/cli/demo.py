@@ -45,7 +45,7 @@ def demo(
         ),
     ] = 3,
     temperature: opt.TemperatureOption = 0.0,
-    seed: opt.SeedOption = 0,
+    seed: opt.RaceSeedOption = 0,
     speculative_config: opt.SpeculativeConfigOption = None,
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     dtype: opt.DtypeOption = "auto",
@@ -66,9 +66,10 @@ def demo(
     if not text.strip():
         raise typer.BadParameter("the prompt is empty", param_hint="PROMPT")
     params = opt.sampling_params(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    from paceline.cli.engine import open_llm
+    from paceline.cli.engine import note_long_drafts, open_llm
 
     llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config))
+    note_long_drafts(llm, num_speculative_tokens)
     race = Race(llm, chat_request(llm, text), params, num_speculative_tokens)
     race.warm_up()
     if as_json:

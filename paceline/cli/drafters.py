@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,18 +31,35 @@ def drafters(
     rows = [row for row in known_pairs() if target is None or _mentions(row, target)]
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
     if not rows:
         raise PacelineError(f"no known drafter or model mentions {target!r}; `paceline drafters` lists them all")
-    width = max((len(row["drafter"] or "") for row in rows), default=0)
+    if not as_json:
+        print("\n".join(_listing(rows)))
+
+
+def _listing(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The pairs target by target, those that run here first."""
+    rows = sorted(rows, key=lambda row: not row["runs_here"])
+    width = max(len(_short_name(row)) for row in rows)
     for target in dict.fromkeys(row["target"] for row in rows):
-        print(target)
+        yield target
         for row in rows:
             if row["target"] == target:
-                drafts = f"{row['draft_tokens']} drafts" if row["draft_tokens"] else ""
-                notes = ", ".join(filter(None, [drafts, row["note"], "*" if row["runs_here"] else ""]))
-                print(f"    {row['drafter'] or '(in a collection)':<{width}}  {row['method']:<8} {notes}".rstrip())
-    print("* this version runs the pair")
+                drafts = f"up to {opt.count(row['draft_tokens'], 'draft')}" if row["draft_tokens"] else ""
+                notes = ", ".join(filter(None, [drafts, row["note"]]))
+                mark = "*" if row["runs_here"] else " "
+                yield f"  {mark} {_short_name(row):<{width}}  {row['method']:<8} {notes}".rstrip()
+    yield "* this version runs the pair"
+
+
+def _short_name(row: dict[str, Any]) -> str:
+    """The drafter as people know it: one in this package by its folder's name instead of its path."""
+    from paceline.speculation.factory import SHIPPED
+
+    path = Path(row["drafter"] or "")
+    if path.parent == SHIPPED:
+        return f"built-in {path.name}"
+    return row["drafter"] or "(in a collection)"
 
 
 def known_pairs() -> list[dict[str, Any]]:
@@ -76,4 +94,4 @@ def _shipped() -> Iterator[KnownDrafter]:
 
 
 def _mentions(row: dict[str, Any], text: str) -> bool:
-    return text.lower() in f"{row['target']} {row['drafter']} {row['method']}".lower()
+    return text.lower() in f"{row['target']} {_short_name(row)} {row['method']}".lower()

@@ -6,8 +6,10 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from paceline.cli.options import count
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from paceline.cli.options import EngineOptions
     from paceline.llm import LLM
@@ -35,14 +37,37 @@ def open_llm(options: EngineOptions) -> LLM:
         return LLM(options.model, **arguments)
 
 
-def summary(llm: LLM) -> str:
-    """One line on how this machine runs the model: kernels, threads, memory, what drafts."""
+def note_long_drafts(llm: LLM, wanted: int | None) -> None:
+    """Say on standard error that drafts of `wanted` tokens are longer than a DFlash drafter was trained for."""
+    from paceline.speculation.dflash import DFlashProposer
+
+    proposer = llm.engine.proposer
+    if wanted is None or not isinstance(proposer, DFlashProposer):
+        return
+    trained = proposer.drafter.config.max_drafts
+    if wanted > trained:
+        print(
+            f"Note: -k {wanted} is more than the {trained} drafts this drafter was trained for; positions beyond them "
+            "are rarely accepted.",
+            file=sys.stderr,
+        )
+
+
+def summary(llm: LLM, lengths: Sequence[int | None] = (None,)) -> str:
+    """One line on how this machine runs the model: kernels, threads, memory, what drafts.
+
+    `lengths`: the draft lengths that are asked for; None is the default, as many tokens as pay.
+    """
     facts = llm.info()
-    drafts = (
-        f"{facts['speculation']} drafts {facts['num_speculative_tokens']} tokens" if facts["speculation"] else "plain"
-    )
+    wanted = [length for length in lengths if length != 0]
+    if not facts["speculation"] or not wanted:
+        drafts = "plain"
+    elif None in wanted:
+        drafts = f"{facts['speculation']} drafts up to {count(facts['num_speculative_tokens'], 'token')}"
+    else:
+        drafts = f"{facts['speculation']} drafts {' or '.join(map(str, wanted))} token{'s' * (wanted != [1])}"
     return (
-        f"{llm.model_name}: {facts['isa']}, {facts['threads']} threads, "
+        f"{llm.model_name}: {facts['isa']}, {count(facts['threads'], 'thread')}, "
         f"{facts['weights_bytes'] / 2**20:,.0f} MiB {facts['dtype']} weights, "
         f"KV cache up to {facts['kv_cache_bytes'] / 2**20:,.0f} MiB, {drafts}"
     )

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from paceline.outputs import RequestOutput, StreamDelta
     from paceline.sampling_params import SamplingParams
 
+MAX_TOKENS = "--max-tokens"
+
 
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help='The prompt; "-" reads it from standard input.')],
@@ -88,14 +90,17 @@ def generate(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
-    from paceline.cli.engine import open_llm
+    from paceline.cli.engine import note_long_drafts, open_llm
 
     llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation))
+    note_long_drafts(llm, num_speculative_tokens)
     request = text if raw else chat_request(llm, text, system)
     show = None if as_json else _write
     output = stream_to(show, llm, request, params, 0 if no_speculation else num_speculative_tokens)
     if as_json:
         print(json.dumps(result_json(llm, output), ensure_ascii=False))
+    elif (cut := cut_off(output, params)) is not None and cut != MAX_TOKENS:
+        print(f"(cut off: {cut})", file=sys.stderr)
     if stats:
         print(stats_line(output), file=sys.stderr)
 
@@ -128,6 +133,16 @@ def stream_to(
     if show is not None and not output.outputs[0].text.endswith("\n"):
         show("\n")
     return output
+
+
+def cut_off(output: RequestOutput, params: SamplingParams) -> str | None:
+    """What ended the answer before the model did; None where the model or a stop text did."""
+    choice = output.outputs[0]
+    if choice.finish_reason != "length":
+        return None
+    if params.max_tokens is not None and len(choice.token_ids) >= params.max_tokens:
+        return MAX_TOKENS
+    return "the context is full"
 
 
 def open_stream(

@@ -116,6 +116,7 @@ def facts_text(facts: dict[str, Any]) -> str:
     engine = facts["engine"]
     stored = ", ".join(f"{_short(count)} as {dtype}" for dtype, count in facts["stored_parameters"].items())
     drafts = engine["speculation"]
+    tokens = f"up to {opt.count(engine['num_speculative_tokens'], 'token')}"
     rows = [
         ("model", facts["model"]),
         ("path", facts["path"]),
@@ -135,14 +136,14 @@ def facts_text(facts: dict[str, Any]) -> str:
         ),
         ("parameters", f"{_short(facts['parameters'])} ({stored})"),
         ("context", f"{facts['context_length']:,} tokens, {engine['max_model_len']:,} used"),
-        ("kernels", f"{engine['isa']}, {engine['threads']} threads"),
+        ("kernels", f"{engine['isa']}, {opt.count(engine['threads'], 'thread')}"),
         ("weights", f"{engine['weights_bytes'] / 2**20:,.0f} MiB as {engine['dtype']}"),
         (
             "KV cache",
             f"up to {engine['kv_cache_bytes'] / 2**20:,.0f} MiB for {engine['kv_cache_tokens']:,} tokens "
             f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each), taken as it fills",
         ),
-        ("speculation", f"{drafts}, {engine['num_speculative_tokens']} tokens a draft" if drafts else "none"),
+        ("speculation", f"{drafts}, {tokens} a draft" if drafts else "none"),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)

@@ -66,7 +66,8 @@ NumSpeculativeTokensOption = Annotated[
         "-k",
         min=0,
         metavar="K",
-        help="Tokens drafted per step; 0 decodes plainly. Default: what the configuration says.",
+        help="Tokens drafted per step, fixed; 0 decodes plainly. Default: as many as pay, chosen at each step, up to "
+        "the drafter's number.",
         rich_help_panel=SPECULATION_PANEL,
     ),
 ]
@@ -86,10 +87,8 @@ TopPOption = Annotated[
     float,
     typer.Option(
         "--top-p",
-        min=0.0,
-        max=1.0,
         metavar="P",
-        help="Keep the likeliest tokens that sum to P.",
+        help="Keep the likeliest tokens that sum to P, above 0 and at most 1.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -123,13 +122,21 @@ SeedOption = Annotated[
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
+RaceSeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        help="Seed of all arms, so that they draw the same text; needed with a temperature above 0.",
+        rich_help_panel=SAMPLING_PANEL,
+    ),
+]
 RepetitionPenaltyOption = Annotated[
     float,
     typer.Option(
         "--repetition-penalty",
-        min=0.0,
         metavar="R",
-        help="Above 1 discourages tokens of the prompt and the answer so far.",
+        help="Above 0; above 1 discourages tokens of the prompt and the answer so far.",
         rich_help_panel=SAMPLING_PANEL,
     ),
 ]
@@ -246,6 +253,11 @@ def sampling_params(**fields: Any) -> SamplingParams:
         return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     except SamplingParamsError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def count(number: int, noun: str) -> str:
+    """`count(1, "thread")` -> "1 thread", `count(2, "thread")` -> "2 threads"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def terminal_width(default: int = 80) -> int:

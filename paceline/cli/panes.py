@@ -76,7 +76,7 @@ class Pane:
 def show_race(race: Race, prompt: str, *, side_by_side: bool, console: Console | None = None) -> None:
     """Stream both arms to the terminal: plain first, then speculative; on a pipe as plain text."""
     console = console or Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"{summary(race.llm)}\n", style="dim"))
+    console.print(Text(f"{summary(race.llm, [race.num_speculative_tokens])}\n", style="dim"))
     console.print(Text(prompt.strip(), style="bold"))
     console.print(_legend(console))
     panes = [Pane(title, race) for title in TITLES]
@@ -155,9 +155,11 @@ def show_result(result: RaceResult, console: Console | None = None) -> None:
     table.add_row("acceptance length", f"{spec['acceptance_length']:.2f}")
     table.add_row("acceptance rate", f"{spec['acceptance_rate']:.1%}")
     console.print()
-    console.print(f"Medians of {result.repeats} runs of each, taken in turns:")
+    several = f"Medians of {result.repeats} runs of each, taken in turns:"
+    console.print("One run of each:" if result.repeats == 1 else several)
     console.print(table)
-    console.print(f"Drafts came with {spec['num_drafts']} of {result.passes} passes, and survived to each position:")
+    console.print(f"Drafts came with {spec['num_drafts']} of {result.passes} passes.")
+    console.print("Of all drafts, short ones included, this share survived to each position:")
     for position, share in enumerate(spec["per_position_acceptance_rates"], 1):
         console.print(Text.assemble(f"  {position:>2}  {share:>6.1%}  ", ("█" * round(30 * share), "green")))
     if result.identical:

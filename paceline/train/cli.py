@@ -9,9 +9,10 @@ import typer
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,  # `paceline` itself has it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train a DFlash drafter for a model: prompts, regenerate, features, fit, export, eval.",
+    help="Train a DFlash drafter for a model: prompts, regenerate; with PyTorch features, fit, export, eval.",
 )
 
 Dtype = Literal["bfloat16", "float32"]
@@ -34,9 +35,9 @@ def prompts(
     seed: Annotated[int, typer.Option("--seed", help="Order and choice of forms.")] = 0,
 ) -> None:
     """Build training prompts from public sources (code, math, chat), balanced in every prefix."""
-    from paceline.train import workflow
+    from paceline.train import corpus
 
-    workflow.build_prompts(out, limit=limit, without=without or [], source_files=source_file or [], seed=seed)
+    corpus.build_prompts(out, limit=limit, without=without or [], source_files=source_file or [], seed=seed)
 
 
 @app.command()
@@ -52,9 +53,9 @@ def regenerate(
     seed: Annotated[int, typer.Option("--seed", help="For temperatures above 0.")] = 0,
 ) -> None:
     """Let the target answer the prompts itself, with this engine."""
-    from paceline.train import workflow
+    from paceline.train import corpus
 
-    workflow.answer_prompts(
+    corpus.answer_prompts(
         model,
         prompts,
         out,

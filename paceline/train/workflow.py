@@ -1,4 +1,4 @@
-"""The steps of ``paceline train`` as functions: files in, files out, plain errors, progress on standard output.
+"""The steps of ``paceline train`` that need PyTorch: files in, files out, plain errors, progress on standard output.
 
 A run folder of ``fit`` holds ``run.json`` (drafter's shape, head rows, target), ``checkpoint.pt`` and ``log.jsonl``.
 """
@@ -16,6 +16,7 @@ import torch
 
 from paceline.tokenizer import Tokenizer, load_tokenizer
 
+from .corpus import say
 from .data import frequent_rows, split_members
 from .errors import TrainError
 from .evaluate import Acceptance, evaluate
@@ -24,70 +25,11 @@ from .features import FeatureStore, extract
 from .fit import FitConfig, Trainer
 from .loading import choose_mask_token, default_taps, load_heads, load_target, open_model, pick_dtype
 from .model import Drafter, DrafterConfig
-from .prompts import mix, read_prompts, write_prompts
+from .prompts import read_prompts
 from .regenerate import Answer, read_answers, usable
-from .regenerate import regenerate as answer_all
-from .sources import SOURCES, collect
 from .target import TargetConfig
 
 NORM_START = 0.25  # the target's final norm, scaled down so that the first logits are almost flat
-
-
-def say(line: str) -> None:
-    print(line, flush=True)
-
-
-def build_prompts(
-    out: Path, *, limit: int | None, without: Sequence[str], source_files: Sequence[str], seed: int
-) -> None:
-    """`train prompts`."""
-    from paceline.weights.store_files import cache_dir
-
-    files: dict[str, Path] = {}
-    for entry in source_files:
-        name, separator, path = entry.partition("=")
-        if not separator:
-            raise TrainError(f"--source-file {entry!r}: write NAME=PATH")
-        files[name] = Path(path)
-    known = [s.name for s in SOURCES]
-    for name in without:
-        if name not in known:
-            raise TrainError(f"--without {name!r}: known sources are {', '.join(known)}")
-    names = [n for n in known if n not in without]
-    found = collect(names, files, cache_dir() / "train-sources", seed, say)
-    count = write_prompts(mix(found, seed, limit), out)
-    say(f"{count} prompts in {out}")
-
-
-def answer_prompts(
-    model: str,
-    prompts: Path,
-    out: Path,
-    *,
-    dtype: str,
-    max_tokens: int,
-    temperature: float,
-    limit: int | None,
-    batch: int,
-    seed: int,
-) -> None:
-    """`train regenerate`."""
-    from paceline.llm import LLM
-
-    wanted = read_prompts(prompts)[:limit]
-    llm = LLM(model, dtype=dtype, speculative_config=None)  # type: ignore[arg-type]
-    made = answer_all(
-        llm,
-        llm.tokenizer,
-        wanted,
-        out,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        seed=seed,
-        batch=batch,
-        report=say,
-    )
-    say(f"{made} new answer tokens in {out}")
 
 
 def _answers(answers: Path, prompts: Path | None, tokenizer: Tokenizer | None) -> list[Answer]:

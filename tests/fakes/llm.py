@@ -76,6 +76,7 @@ class FakeLLM:
         self.corrupt_speculation = corrupt_speculation
         self.log: list[tuple[str, SamplingParams, int]] = []
         self.open_streams = 0
+        self.engine = SimpleNamespace(proposer=SimpleNamespace(name="ngram", max_drafts=default_drafts))
         self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, threads=2)
 
     def info(self) -> dict[str, Any]:

@@ -64,6 +64,27 @@ def test_every_row_count_gives_the_bits_of_one_row(isa, f32):
 
 
 @every_path
+@pytest.mark.parametrize("rows", [3, 20])
+def test_an_odd_sum_ends_in_zero_whatever_came_before(isa, f32, rows):
+    """Products share scratch rows: the unused half of the last pair must not read what a wider product left there."""
+    path, plan = Path(isa, f32), Path(isa, f32).plan()
+    wide, narrow = np.full((2, 64), np.nan, np.float32), normal(16, 2, 33)
+    a, b, taps = buffer(plan, "F32", 64), buffer(plan, "F32", 33), buffer(plan, "TAPS", 40)
+    spoiled, sums = buffer(plan, "F32", 8), buffer(plan, "F32", 40)
+    weight = normal(17, 40, 33)
+    plan.embed_table(a, wide)
+    plan.embed_table(b, narrow)
+    plan.linear(a, spoiled, path.pack(normal(18, 8, 64)), convert=True)
+    plan.linear(b, sums, path.pack(weight), convert=True)
+    plan.copy(sums, taps, 40)
+    out = np.empty((rows, 40), np.float32)
+    tokens = np.arange(rows, dtype=np.int32) % 2
+    plan.forward(None, np.arange(rows, dtype=np.int32), np.array([0, rows], np.int32), tokens=tokens, taps=out)
+    x, w = path.round(narrow), path.round(weight)
+    assert (np.abs(out - (x @ w.T)[tokens]) <= bound(x, w, 33)[tokens]).all()
+
+
+@every_path
 def test_product_with_selected_rows_in_any_order(isa, f32):
     path, k, n = Path(isa, f32), 33, 40
     x, w = normal(3, 30, k), normal(4, n, k)
@@ -287,3 +308,43 @@ def test_attention(isa, f32, case):
         assert (np.abs(got - want) <= slack).all(), (start, rows, np.abs(got - want).max())
         start = end
     assert start == 200
+
+
+@every_path
+@pytest.mark.parametrize("threads", [1, 3])
+def test_scores_far_apart(isa, f32, threads):
+    """Maxima of partitions that differ by hundreds, either way: the fold neither overflows nor loses the larger one."""
+    dim, length = 16, 256
+    path = Path(isa, f32, threads)
+    plan = path.plan(max_rows=length)
+    source, qkv = buffer(plan, "INPUT", 3 * dim), buffer(plan, "F32", 3 * dim)
+    q, mix, out = buffer(plan, "ACT", dim), buffer(plan, "ACT", dim), buffer(plan, "LOGITS", dim)
+    cos, sin = buffer(plan, "F32", 1), buffer(plan, "F32", 1)
+    plan.rope(cos, sin, np.zeros(1, np.float32))
+    plan.linear(source, qkv, path.identity(3 * dim), convert=True)
+    plan.qkv_post(qkv, q, cos, sin, layer=0, heads=1, kv_heads=1, head_dim=dim, rotary_dim=2)
+    plan.attention(q, mix, layer=0, heads=1, kv_heads=1, head_dim=dim, scale=1.0)
+    plan.linear(mix, out, path.identity(dim), selected=True)
+    x = normal(19, length, 3 * dim).copy()
+    x[:, :dim] = 1.0
+    x[:, dim : 2 * dim] /= 8
+    for part, level in enumerate((0.0, 30.0, -30.0, 25.0)):  # 16 dimensions: scores of 0, 480, -480, 400
+        x[part * 64 : (part + 1) * 64, dim : 2 * dim] += level
+    rows = np.arange(length, dtype=np.int32)
+    got = np.empty((length, dim), np.float32)
+    cache = _native.KVCache(1, 1, dim, 16, f32)
+    table = np.arange(16, dtype=np.int32)[None]
+    for first in (0, length - 1):  # all rows at once, then the last one alone: shared out by tile and by partition
+        plan.forward(
+            cache,
+            rows[first:],
+            np.array([0, length - first], np.int32),
+            block_tables=table,
+            input=x[first:],
+            select=rows[: length - first],
+            logits=got[first:],
+        )
+    queries, keys, values = np.split(path.round(x)[:, None], 3, axis=2)
+    want = attention(queries, keys, values, visible(rows, rows), scale=1.0)[:, 0]
+    # an error of a few ulps of a score of 480 is an error of 1e-4 in its weight
+    assert (np.abs(got - want) <= 1e-3 + (0 if f32 else HALF * np.abs(want))).all(), np.abs(got - want).max()
