@@ -8,6 +8,7 @@ them before the next pass overwrites them, and nothing else has seen the drafts.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.cache import BlockPool, blocks_for
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify
@@ -81,6 +82,9 @@ class Engine:
         self.running: list[Sequence] = []
         self.stats = SpecDecodeStats()  # of all sequences so far
         self.lengths = DraftLengthPolicy()
+        self._process = os.getpid()
+        self._stepping = False
+        self._doomed: list[Sequence] = []  # to be aborted when the step that runs is over
         self._warned = False
         self._logits = np.empty((0, model.vocab_size), np.float32)
         self._taps = np.empty((0, 0), np.float32)
@@ -104,7 +108,11 @@ class Engine:
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence now; its blocks are free again when this returns."""
+        """End a sequence; its blocks are free again when this returns or, called from inside a step (a stream that the
+        garbage collector or a signal handler closes), when the step does."""
+        if self._stepping:
+            self._doomed.append(sequence)
+            return
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence not in self.running:
@@ -118,13 +126,30 @@ class Engine:
         return bool(self.waiting or self.running)
 
     def step(self) -> list[StepResult]:
-        """One pass. Returns what it added, in order of admission; [] when there is nothing to do."""
-        self._admit()
-        work, proposal = self._schedule()
-        if not work:
-            return []
-        logits, taps = self._forward(work)
-        return self._commit(work, proposal, logits, taps)
+        """One pass. Returns what it added, in order of admission; [] when there is nothing to do.
+
+        Raises EngineError when called from inside a step or in a forked child, and for output that is not finite.
+        """
+        if os.getpid() != self._process:
+            raise EngineError(
+                "this model was loaded before a fork, which leaves its threads behind; load it in the child"
+            )
+        if self._stepping:
+            raise EngineError(
+                "a step is running: generate cannot be called from a signal handler or finalizer inside it"
+            )
+        self._stepping = True
+        try:
+            self._admit()
+            work, proposal = self._schedule()
+            if not work:
+                return []
+            logits, taps = self._forward(work)
+            return self._commit(work, proposal, logits, taps)
+        finally:
+            self._stepping = False
+            while self._doomed:
+                self.abort(self._doomed.pop())
 
     def check(self) -> None:
         """Integrity of the cache: every block is free or held once. Raises AssertionError."""
@@ -238,6 +263,7 @@ class Engine:
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
         committed = verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
+        _check_finite(logits, committed, drafts)
         now = time.perf_counter()
         results, context, row, taken = [], [], 0, iter(committed)
         for item in work:
@@ -313,6 +339,19 @@ class Engine:
         self.lengths.finish(sequence.request_id)
         if self.proposer is not None:
             self.proposer.finish(sequence)
+
+
+def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
+    """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    first = 0
+    for block, drafted in zip(committed, drafts, strict=True):
+        rows += range(first, first + len(block))
+        tokens += block
+        first += len(drafted) + 1
+    if not np.isfinite(logits[rows, tokens]).all():
+        raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
 
 
 def block_tables(sequences: Seq[Sequence]) -> np.ndarray:

@@ -17,3 +17,7 @@ class CheckpointError(PacelineError):
 
 class CapacityError(PacelineError):
     """The request or the model does not fit the memory or the context that was planned for it."""
+
+
+class EngineError(PacelineError):
+    """A step could not be carried out: output that is not finite, or a call where the engine cannot run."""

@@ -15,8 +15,10 @@ from paceline import runtime
 from paceline.cache import BLOCK_TOKENS, blocks_for
 from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
+from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from paceline.prompts import as_list, check_ids, one_params, params_for, token_ids
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, draw_seed, make_state
 from paceline.sampling_params import SamplingParams
@@ -97,8 +99,10 @@ class LLM:
         if sampler not in ("coupled", "rejection"):
             raise ConfigError(f"sampler: {sampler!r} is unknown; use 'coupled' or 'rejection'")
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
-            if not isinstance(value, int) or not 1 <= value <= 65536:
-                raise ConfigError(f"{name}: {value!r} is outside 1..65536")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
+                raise ConfigError(f"{name}: {value!r} is not a whole number from 1 to 65536")
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+            raise ConfigError(f"seed: {seed!r} must be a whole number of 0 or more")
         self.model_name = str(model)
         path = resolve_model(str(model))
         checkpoint = open_checkpoint(path)
@@ -141,7 +145,7 @@ class LLM:
         0 = plain decoding, as is speculation=False. Raises ConfigError for a prompt or parameter that cannot be served,
         before anything runs.
         """
-        return self._run(_as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress)
+        return self._run(as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress)
 
     def chat(
         self,
@@ -154,11 +158,10 @@ class LLM:
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer conversations ({"role", "content"} messages); `template` goes to the chat template."""
-        if not messages:
-            raise ConfigError("messages: empty; give at least one message")
-        single = isinstance(messages[0], Mapping)
-        conversations: Any = [messages] if single else messages
-        prompts = [self.tokenizer.encode_chat(list(c), **template) for c in conversations]
+        if not isinstance(messages, list | tuple) or not messages:
+            raise ConfigError("messages: give a list with at least one {'role': ..., 'content': ...} mapping")
+        conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
+        prompts = [self._encode_chat(conversation, template) for conversation in conversations]
         return self._run(prompts, sampling_params, speculation, num_speculative_tokens, progress)
 
     def stream(
@@ -174,14 +177,21 @@ class LLM:
         Other calls may run between two deltas; they share the passes.
         """
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self.tokenizer.encode_chat(prompt, **template)
-        params = sampling_params or SamplingParams()
-        with self._lock:
-            request = self._add(prompt, params, self._draft_length(True, num_speculative_tokens))
+            prompt = self._encode_chat(prompt, template)
+        params = one_params(sampling_params)
+        drafts = self._draft_length(True, num_speculative_tokens)
+        with self._lock, uninterrupted:
+            request = self._add(prompt, params, drafts)
             self._streamed.update({choice.request_id: request for choice in request.choices})
-        stream = self._stream(request)
-        next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
+            stream = self._stream(request)
+            next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
         return stream  # type: ignore[return-value]
+
+    def _encode_chat(self, messages: Any, template: dict[str, Any]) -> list[int]:
+        """Token ids of a conversation. Raises ConfigError for what is none."""
+        if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+            raise ConfigError("messages: give a list of {'role': ..., 'content': ...} mappings")
+        return self.tokenizer.encode_chat(list(messages), **template)
 
     def _stream(self, request: _Request) -> Generator[StreamDelta | None, None, None]:
         try:
@@ -198,67 +208,64 @@ class LLM:
                 yield delta
         finally:
             with self._lock:
-                for choice in request.choices:
-                    self._streamed.pop(choice.request_id, None)
-                    if choice.finish_reason is None:
-                        self.engine.abort(choice)
+                self._abort([request])
 
     def _step(self) -> None:
         """One pass for everybody; what it adds to a streamed request waits there for its reader."""
-        for result in self.engine.step():
-            sequence = result.sequence
-            request = self._streamed.get(sequence.request_id)
-            if request is not None:
-                request.deltas.append(
-                    StreamDelta(sequence.choice, result.text, result.token_ids, result.accepted, sequence.finish_reason)
-                )
+        with uninterrupted:
+            for result in self.engine.step():
+                sequence = result.sequence
+                request = self._streamed.get(sequence.request_id)
+                if request is not None:
+                    request.deltas.append(
+                        StreamDelta(
+                            sequence.choice, result.text, result.token_ids, result.accepted, sequence.finish_reason
+                        )
+                    )
 
     def _run(
         self, prompts: list[Any], params: Any, speculation: bool, drafts: int | None, progress: bool
     ) -> list[RequestOutput]:
-        each = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
-        if len(each) != len(prompts):
-            raise ConfigError(f"sampling_params: {len(each)} given for {len(prompts)} prompts; give one, or one each")
+        each = params_for(params, len(prompts))
         length = self._draft_length(speculation, drafts)
         with self._lock:
-            requests = []
+            requests: list[_Request] = []
             try:
                 for prompt, one in zip(prompts, each, strict=True):
-                    requests.append(self._add(prompt, one, length))
+                    with uninterrupted:
+                        requests.append(self._add(prompt, one, length))
                 for _ in _progress(requests, progress):
                     self._step()
             finally:
-                for request in requests:
-                    for choice in request.choices:
-                        if choice.finish_reason is None:
-                            self.engine.abort(choice)
+                self._abort(requests)
         return [request.output() for request in requests]
 
+    def _abort(self, requests: Sequence[_Request]) -> None:
+        """End what has not finished; streams forget it."""
+        with uninterrupted:
+            for choice in (choice for request in requests for choice in request.choices):
+                self._streamed.pop(choice.request_id, None)
+                if choice.finish_reason is None:
+                    self.engine.abort(choice)
+
     def _add(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
-        prompt = _unwrap(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
-        if not ids:
-            raise ConfigError("prompt: empty; give at least one token")
-        for name, tokens in (("logit_bias", params.logit_bias or {}), ("stop_token_ids", params.stop_token_ids or ())):
-            for token in tokens:
-                if token >= self.model.vocab_size:
-                    raise ConfigError(f"{name}: token id {token} is outside the vocabulary of {self.model.vocab_size}")
+        vocab = self.model.vocab_size
+        text, ids = token_ids(prompt, self.tokenizer, vocab)
+        check_ids("logit_bias", params.logit_bias or {}, vocab)
+        check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         self._counter += 1
         name = f"request-{self._counter}"
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
         choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
-        added = []
+        request = _Request(name, text, ids, choices)
         try:
             for choice in choices:
                 self.engine.add(choice)
-                added.append(choice)
         except Exception:
-            for choice in added:
-                self.engine.abort(choice)
+            self._abort([request])
             raise
-        return _Request(name, text, ids, choices)
+        return request
 
     def _sequence(
         self, ids: list[int], params: SamplingParams, drafts: int, fixed: bool, seed: int, choice: int, now: float
@@ -281,22 +288,17 @@ class LLM:
                 IncrementalDetokenizer(self.tokenizer, skip_special_tokens=params.skip_special_tokens),
                 eos_token_ids=eos,
                 num_prompt_tokens=len(ids),
-                max_model_len=self.max_model_len,
+                max_model_len=self._room(params),
             ),
             max_drafts=drafts,
             fixed_drafts=fixed,
             arrival=now,
         )
 
-    def _check_ids(self, prompt: Any) -> list[int]:
-        try:
-            ids = [int(t) for t in prompt]
-        except (TypeError, ValueError):
-            raise ConfigError(f"prompt: {type(prompt).__name__} is neither text, token ids nor messages") from None
-        for token in ids:
-            if not 0 <= token < self.model.vocab_size:
-                raise ConfigError(f"prompt: token id {token} is outside the vocabulary of {self.model.vocab_size}")
-        return ids
+    def _room(self, params: SamplingParams) -> int:
+        """Tokens of prompt and output together; a request without max_tokens also ends where the cache does."""
+        cache = self.engine.pool.size * BLOCK_TOKENS
+        return min(self.max_model_len, cache) if params.max_tokens is None else self.max_model_len
 
     def _draw_seed(self) -> int:
         if self._seeds is None:
@@ -307,6 +309,8 @@ class LLM:
         """Most drafts per step, and whether a request fixed that number."""
         if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0):
             raise ConfigError(f"num_speculative_tokens: {wanted!r} must be a whole number, 0 for plain decoding")
+        if not isinstance(speculation, bool):
+            raise ConfigError(f"speculation: {speculation!r} must be True or False")
         if self._drafter is None or not speculation or wanted == 0:
             return 0, True
         if wanted is not None:
@@ -338,7 +342,7 @@ class LLM:
         if space is None:
             budget = min(DEFAULT_KV_LIMIT, int(available * DEFAULT_KV_SHARE))
         else:
-            if not isinstance(space, int | float) or not space > 0:
+            if isinstance(space, bool) or not isinstance(space, int | float) or not 0 < space < 1 << 30:
                 raise ConfigError(f"kv_cache_space: {space!r} must be a positive number of GiB")
             budget = int(space * 2**30)
             if budget > available:
@@ -413,27 +417,6 @@ class LLM:
             plan.forward(cache, positions, starts, **arguments)
             elapsed += time.perf_counter() - begin
         return elapsed
-
-
-def _unwrap(prompt: Any) -> Any:
-    """vLLM's prompt mappings: {"prompt_token_ids": [...]} or {"prompt": text}, the ids first if both are there."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    for key in ("prompt_token_ids", "prompt"):
-        if prompt.get(key) is not None:
-            return prompt[key]
-    raise ConfigError(
-        f"prompt: a mapping needs 'prompt' or 'prompt_token_ids', this one has {sorted(map(str, prompt))}"
-    )
-
-
-def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    prompts = list(prompts)
-    if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray | Mapping):
-        return [prompts]
-    return prompts
 
 
 def _progress(requests: list[_Request], shown: bool) -> Iterator[None]:

@@ -70,7 +70,9 @@ def choose_threads(threads: int | None) -> int:
         try:
             threads = int(text)
         except ValueError:
-            raise ConfigError(f"PACELINE_THREADS: {text!r} is not a whole number") from None
+            raise ConfigError(f"PACELINE_THREADS: {text[:40]!r} is not a whole number") from None
+    if isinstance(threads, bool) or not isinstance(threads, int):
+        raise ConfigError(f"threads: {threads!r} is not a whole number; leave it unset to use the allowed cores")
     if not 1 <= threads <= 1024:
         raise ConfigError(f"threads: {threads} is outside 1..1024; leave it unset to use the allowed cores")
     return threads
@@ -78,13 +80,19 @@ def choose_threads(threads: int | None) -> int:
 
 def choose_isa(name: str = "") -> str:
     """The kernel path: `name`, else PACELINE_ISA, else the best here. Raises ConfigError if it cannot run here."""
+    if not isinstance(name, str) or "\0" in name:
+        raise ConfigError(f"isa: {name!r} is not the name of a path; leave it unset for the best one")
     try:
         return _native.select_isa(name)
     except RuntimeError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{'isa' if name else 'PACELINE_ISA'}: {error}") from None
 
 
 @functools.cache
 def thread_pool(threads: int) -> _native.ThreadPool:
     """The pool of this size; models of one process share it, since passes never overlap."""
     return _native.ThreadPool(threads)
+
+
+# A forked child has none of the pool's workers: it must make its own.
+os.register_at_fork(after_in_child=thread_pool.cache_clear)

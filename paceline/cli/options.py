@@ -252,7 +252,9 @@ def sampling_params(**fields: Any) -> SamplingParams:
     try:
         return SamplingParams(**{name: value for name, value in fields.items() if value is not None})
     except SamplingParamsError as error:
-        raise typer.BadParameter(str(error)) from None
+        field = str(error).partition("=")[0]
+        hint = "--" + field.replace("_", "-") if field in fields else None
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 def count(number: int, noun: str) -> str:

@@ -108,19 +108,23 @@ def _legend(console: Console) -> Text:
 def _stream_side_by_side(race: Race, panes: list[Pane], console: Console) -> None:
     def frame(height: int | None) -> RenderableType:
         grid = Table.grid(padding=0)
-        width = console.width // 2
+        width = (console.width - 2) // 2  # a terminal writes ^C behind the frame: it must not wrap and scroll
         grid.add_row(*(pane.panel(console, width, height) for pane in panes))
         return grid
 
     screen = max(6, console.height - 2)
     with Live(frame(screen), console=console, auto_refresh=False, transient=True) as live:
         drawn = 0.0
-        for arm, pane in zip(race.arms, panes, strict=True):
-            for delta, worked in race.stream(arm):
-                pane.add(delta, worked)
-                if perf_counter() - drawn > 1 / FRAMES_PER_SECOND or delta.output is not None:
-                    live.update(frame(screen), refresh=True)
-                    drawn = perf_counter()
+        try:
+            for arm, pane in zip(race.arms, panes, strict=True):
+                for delta, worked in race.stream(arm):
+                    pane.add(delta, worked)
+                    if perf_counter() - drawn > 1 / FRAMES_PER_SECOND or delta.output is not None:
+                        live.update(frame(screen), refresh=True)
+                        drawn = perf_counter()
+        except KeyboardInterrupt:
+            live.transient = False  # both panes stay as they stand
+            raise
     console.print(frame(None))
 
 

@@ -230,13 +230,7 @@ class DFlashDrafter:
                 norm=loader.vector("norm.weight", hidden),
                 head=target.weights.head if self.head_rows is None else self._head(loader),
             )
-            known = loader.used | {"head_rows"}
-            extra = sorted(n for n in checkpoint.names() if n not in known and not n.endswith("rotary_emb.inv_freq"))
-            if extra:
-                raise CheckpointError(
-                    f"{checkpoint.path}: tensor {extra[0]} and {len(extra) - 1} more have no place in this drafter; "
-                    "its config lacks what they belong to, or it is of another kind"
-                )
+            loader.refuse_unused(["head_rows"])
             return weights
         finally:
             loader.finish()

@@ -63,6 +63,16 @@ class WeightLoader:
         self._put(weight, values, 0, 0)
         return weight
 
+    def refuse_unused(self, also: Sequence[str] = ()) -> None:
+        """Tensors nothing asked for belong to another network than the config describes. Raises CheckpointError."""
+        known = self.used | set(also)
+        extra = sorted(n for n in self.checkpoint.names() if n not in known and not n.endswith("rotary_emb.inv_freq"))
+        if extra:
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {extra[0]} and {len(extra) - 1} more have no place in this network; "
+                "its config lacks what they belong to, or it is of another kind"
+            )
+
     def finish(self) -> None:
         """Wait until everything is packed. Raises what a reader raised."""
         try:

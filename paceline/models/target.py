@@ -64,6 +64,7 @@ class TargetModel:
         loader = WeightLoader(checkpoint, f32=self.f32, capacity=self.weight_bytes + (1 << 20), workers=self.threads)
         try:
             self.weights = load_decoder(loader, self.config)
+            loader.refuse_unused()
         finally:
             loader.finish()
         self._loader = loader

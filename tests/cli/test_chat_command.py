@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -92,6 +93,27 @@ def test_a_pipe_is_one_turn_a_line(paceline, llm, monkeypatch):
     assert ran.err.count("first token") == 2
 
 
+def test_a_turn_that_fails_on_a_pipe_is_code_1_and_the_others_are_answered(paceline, llm, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'x' * 80}\nshort\n"))
+    llm.context = 60
+    ran = paceline("chat")
+    assert (ran.code, ran.out) == (1, "You said: short\n")
+    assert "the context holds 60" in ran.err
+
+
+def test_an_answer_that_was_cut_off_says_by_what(conversation, llm, capsys):
+    llm.answers.update({"long": "x" * 200, "full": "abc"})
+    conversation.take("long")
+    assert capsys.readouterr().err == "(cut off: --max-tokens)\n"
+    conversation.take("full")
+    assert capsys.readouterr().err == ""
+    conversation.params = replace(conversation.params, max_tokens=None)
+    llm.context = 60
+    conversation.start(None)
+    conversation.take("long")
+    assert capsys.readouterr().err == "(cut off: the context is full)\n"
+
+
 def test_a_base_model_is_refused(paceline, llm):
     llm.tokenizer.chat_template = None
     ran = paceline("chat")
@@ -126,5 +148,5 @@ def test_a_terminal_prompts_joins_lines_and_survives_ctrl_c_at_the_prompt(paceli
     assert prompts == ["> ", ". ", "> ", "> ", "> "]
     assert "Ctrl-D or /quit leaves" in ran.out
     assert ran.out.startswith(
-        "fake: avx512, 2 threads, 3 MiB bfloat16 weights, KV cache up to 1 MiB, ngram drafts 4 tokens\n"
+        "fake: avx512, 2 threads, 3 MiB bfloat16 weights, KV cache up to 1 MiB, ngram drafts up to 4 tokens\n"
     )

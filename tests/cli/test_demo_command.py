@@ -90,7 +90,10 @@ def test_the_measured_figures_are_those_shown(paceline, llm):
     assert "250.0 tok/s" in shown
     assert "2.50x" in shown
     assert "tokens per pass   │        3.00" in shown
-    assert "Drafts came with 5 of 5 passes, and survived to each position:\n   1  100.0%  ██" in shown
+    assert "Drafts came with 5 of 5 passes.\nOf all drafts, short ones included, " in shown
+    assert "survived to each position:\n   1  100.0%  ██" in shown
+    assert "Medians of 3 runs of each" in shown
+    assert "One run of each:" in paceline("demo", "hello", "--repeats", "1").out
     assert "\n   3    0.0%" in shown
 
 
@@ -126,6 +129,28 @@ def test_panes_show_the_whole_answer_at_the_end_and_no_more_than_the_screen_befo
     assert all(sum("│ line" in row for row in frame.splitlines()) <= 8 for frame in frames[1:-1])
     for number in range(40):
         assert frames[-1].count(f"line {number} ") >= 2
+
+
+def test_ctrl_c_leaves_both_panes_as_they_stand(llm):
+    def interrupt(count: int) -> None:
+        if count == 8:
+            raise KeyboardInterrupt
+
+    llm.answers["hello"] = "abcdefghij"
+    llm.on_token = interrupt
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=24, soft_wrap=True)
+    with pytest.raises(KeyboardInterrupt):
+        panes.show_race(race(llm), "hello", side_by_side=True, console=console)
+    last = console.file.getvalue().rpartition("plain decoding")[2]
+    assert "│ abcdefg" in last
+    assert "\x1b[1A" not in last.partition("╰")[2]  # nothing is taken away again
+
+
+def test_panes_leave_room_for_what_the_terminal_echoes(llm):
+    """`^C` behind a frame as wide as the terminal would wrap, scroll, and leave a line of the frame behind."""
+    frames = re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", show(llm, terminal=True, width=120, side_by_side=True))
+    widths = {len(line.rpartition("\r")[2]) for line in frames.splitlines() if line.rpartition("\r")[2][:1] in "╭╰"}
+    assert max(widths) == 118
 
 
 def test_wide_enough_is_judged_by_the_terminal(paceline, llm, monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -100,10 +101,24 @@ def test_drafters_lists_pairs_and_filters(paceline):
 
 
 def test_drafters_that_nobody_knows(paceline):
-    assert json.loads(paceline("drafters", "no-such-model", "--json").out) == []
-    ran = paceline("drafters", "no-such-model")
-    assert ran.code == 1
-    assert "'no-such-model'" in ran.err
+    for extra, shown in (["--json"], "[]\n"), ([], ""):
+        ran = paceline("drafters", "no-such-model", *extra)
+        assert (ran.code, ran.out) == (1, shown)
+        assert "'no-such-model'" in ran.err
+
+
+def test_the_list_of_drafters_starts_with_what_runs_here_under_short_names(paceline):
+    from paceline.speculation.factory import SHIPPED
+
+    shown = paceline("drafters").out
+    assert "\n  * built-in smollm2-135m-dflash " in shown
+    assert str(SHIPPED) not in shown
+    blocks = re.split(r"\n(?=\S)", shown)[:-1]
+    marks = [[line[2] for line in block.splitlines()[1:]] for block in blocks]
+    assert marks == sorted(marks, key=lambda block: "*" not in block)
+    assert all(block == sorted(block, reverse=True) for block in marks)
+    assert str(SHIPPED / "smollm2-135m-dflash") in paceline("drafters", "--json").out
+    assert json.loads(paceline("drafters", str(SHIPPED), "--json").out) == []  # names are searched, not paths
 
 
 class SmallCheckpoint:
@@ -175,16 +190,39 @@ def test_train_hands_everything_over(paceline, monkeypatch):
 
 
 def test_train_without_torch_says_what_to_install(paceline, monkeypatch):
-    class NoTorch:
-        def find_spec(self, name: str, *_: object) -> None:
-            if name == "paceline.train.cli":
-                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("paceline.train.")]:
+        monkeypatch.delitem(sys.modules, name)
+    for argv in (
+        ["features", "--answers", "a", "--out", "o"],
+        ["fit", "--features", "f", "--out", "o", "--steps", "1"],
+        ["export", "--run", "r", "--out", "o"],
+        ["eval", "--drafter", "d", "--answers", "a"],
+    ):
+        ran = paceline("train", *argv)
+        assert (ran.code, ran.out) == (1, "")
+        assert ran.err == "paceline: this step of the training needs PyTorch: pip install torch\n"
+    assert paceline("train", "fit", "--help").code == 0
 
-    monkeypatch.delitem(sys.modules, "paceline.train.cli", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [NoTorch(), *sys.meta_path])
-    ran = paceline("train", "fit")
+
+def test_train_prompts_and_regenerate_need_no_torch(paceline, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in [name for name in sys.modules if name.startswith("paceline.train.")]:
+        monkeypatch.delitem(sys.modules, name)
+    out = tmp_path / "prompts.jsonl"
+    sources = ("stdlib", "codeio", "gsm8k", "nq-open", "self-instruct")
+    ran = paceline("train", "prompts", "--out", str(out), "--limit", "3", *(f"--without={name}" for name in sources))
+    assert ran.code == 0, ran.err
+    assert len(out.read_text().splitlines()) == 3
+    ran = paceline("train", "regenerate", "--prompts", str(tmp_path / "missing"), "--out", str(tmp_path / "answers"))
     assert ran.code == 1
-    assert "pip install 'paceline[train]'" in ran.err
+    assert "missing" in ran.err
+    assert "torch" not in ran.err
+
+
+def test_completion_is_offered_by_the_whole_command_only(paceline):
+    assert "--install-completion" in paceline("--help").out
+    assert "--install-completion" not in paceline("train", "--help").out
 
 
 @pytest.mark.parametrize("command", [[c] for c in COMMANDS if c != "train"] + [["bench", "kernels"]])

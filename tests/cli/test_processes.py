@@ -43,6 +43,24 @@ def test_a_closed_pipe_is_quiet():
     assert process.returncode == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("argv", [["generate", "hi"], ["generate", "hi", "--json"], ["demo", "hi"], ["drafters"]])
+def test_a_full_disk_is_one_line_and_code_1(argv):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, str(SCRIPT), "0", *argv], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "paceline: standard output: No space left on device\n")
+
+
+def test_a_pipe_that_closes_before_the_last_words_is_quiet():
+    process = start("generate", "hi", "--json")
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stdin.close()
+    process.wait(timeout=30)
+    process.stderr.close()
+    assert (process.returncode, err) == (1, "")
+
+
 def test_ctrl_c_ends_the_answer_but_not_the_chat():
     process = start("chat")
     process.stdin.write("long\n")

@@ -144,7 +144,7 @@ class FakeLLM:
         tokens = [*answer.encode(), END]
         if self.corrupt_speculation and drafts:
             tokens[1] ^= 1
-        limit = params.max_tokens or self.context
+        limit = min(params.max_tokens or self.context, self.context - len(ids))
         reason = "stop" if len(tokens) <= limit else "length"
         tokens = tokens[:limit]
         stats = SpecDecodeStats()

@@ -1,0 +1,91 @@
+"""What may be given as a prompt, and what is refused by name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ConfigError
+from paceline.sampling_params import SamplingParams
+from paceline.tokenizer import Tokenizer
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """One prompt or several -> several: a text, a mapping and a list of token ids are one prompt each."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    scalar = isinstance(prompts, np.ndarray) and prompts.ndim == 0
+    if scalar or isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
+        raise ConfigError(
+            f"prompts: {type(prompts).__name__} is neither text, token ids nor a list of them; decode bytes first"
+        )
+    prompts = list(prompts)
+    if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray | Mapping):
+        return [prompts]
+    return prompts
+
+
+def token_ids(prompt: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[str | None, list[int]]:
+    """(text if it was given as one, token ids). Raises ConfigError for anything else, an empty prompt, or bad ids."""
+    if isinstance(prompt, Mapping):
+        prompt = _unwrap(prompt)
+    text = prompt if isinstance(prompt, str) else None
+    ids = tokenizer.encode(text) if text is not None else _ids(prompt)
+    if not ids:
+        raise ConfigError("prompt: empty; give at least one token")
+    low, high = min(ids), max(ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        remedy = "; the tokenizer belongs to another model" if text is not None else ""
+        raise ConfigError(f"prompt: token id {wrong} is outside the vocabulary of {vocab_size}{remedy}")
+    return text, ids
+
+
+def params_for(params: Any, count: int) -> list[SamplingParams]:
+    """One SamplingParams per prompt, from None, one, or a list of as many."""
+    each = list(params) if isinstance(params, list | tuple) else [params] * count
+    if len(each) != count:
+        raise ConfigError(f"sampling_params: {len(each)} given for {count} prompts; give one, or one each")
+    return [one_params(p) for p in each]
+
+
+def one_params(params: Any) -> SamplingParams:
+    """SamplingParams, or the defaults for None."""
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"sampling_params: {type(params).__name__} given; use SamplingParams(...)")
+    return params
+
+
+def check_ids(name: str, ids: Any, vocab_size: int) -> None:
+    """Token ids of a parameter must exist in this model."""
+    for token in ids:
+        if token >= vocab_size:
+            raise ConfigError(f"{name}: token id {token} is outside the vocabulary of {vocab_size}")
+
+
+def _unwrap(prompt: Mapping[str, Any]) -> Any:
+    """vLLM's prompt mappings: {"prompt_token_ids": [...]} or {"prompt": text}, the ids first if both are there."""
+    for key in ("prompt_token_ids", "prompt"):
+        if prompt.get(key) is not None:
+            return prompt[key]
+    found = sorted(map(str, prompt))
+    raise ConfigError(f"prompt: a mapping needs 'prompt' or 'prompt_token_ids', this one has {found}")
+
+
+def _ids(prompt: Any) -> list[int]:
+    if isinstance(prompt, bytes | set | frozenset) or not isinstance(prompt, Sequence | np.ndarray):
+        raise ConfigError(f"prompt: {type(prompt).__name__} is neither text, token ids nor messages")
+    ids = []
+    for token in prompt:
+        if isinstance(token, bool | np.bool_):
+            raise ConfigError(f"prompt: token id {token!r} is not a whole number")
+        try:
+            ids.append(operator.index(token))
+        except TypeError:
+            raise ConfigError(f"prompt: token id {token!r} is not a whole number") from None
+    return ids
