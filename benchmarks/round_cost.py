@@ -19,9 +19,7 @@ from typing import Any
 from paceline import LLM, SamplingParams, _native
 from paceline.speculation.dflash import DFlashProposer
 
-PROMPT = [
-    {"role": "user", "content": "Explain step by step how to add fractions with different denominators. " * 3}
-]
+PROMPT = [{"role": "user", "content": "Explain step by step how to add fractions with different denominators. " * 3}]
 
 
 def floor_ms(cost: tuple[float, float], bandwidth_gbs: float, peak_gflops: float) -> float:

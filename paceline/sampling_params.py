@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.errors import ConfigError
+from paceline.values import MAX_INT32, as_integer, as_number, shown
 
 MAX_SEED = 2**64 - 1
+MAX_CHOICES = 1024
 
 
 class SamplingParamsError(ConfigError, ValueError):
@@ -17,7 +18,23 @@ class SamplingParamsError(ConfigError, ValueError):
 
 
 def _fail(field: str, value: object, remedy: str) -> SamplingParamsError:
-    return SamplingParamsError(f"{field}={value!r}: {remedy}")
+    return SamplingParamsError(f"{field}={shown(value)}: {remedy}")
+
+
+class LogitBias(dict[int, float]):
+    """Token id -> bias: a dictionary that cannot change and has a hash, as the parameters that hold it."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("logit_bias cannot change; make new SamplingParams")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[LogitBias], tuple[dict[int, float]]]:
+        return LogitBias, (dict(self),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +45,14 @@ class SamplingParams:
     frequency and presence penalty on the raw logits; then temperature, min_p, top_k, top_p (on the renormalised
     rest). temperature 0 takes the largest logit, ties to the lowest id.
 
-    n: choices per prompt, each with its own noise.
+    n: choices per prompt, at most 1024, each with its own noise.
     temperature: 0 = greedy. top_k: 0 or -1 = off. top_p, min_p: 1 and 0 = off.
     repetition_penalty: logits of tokens in prompt or output are divided by it if positive, multiplied otherwise.
     presence_penalty, frequency_penalty: subtracted once, and per occurrence, for tokens of the output.
     logit_bias: token id -> value in [-100, 100] added to the logit.
     seed: 0 to 2**64 - 1; None draws one, which the output names.
     stop: strings that end the output; stop_token_ids: ids that do. The text excludes them unless
-    include_stop_str_in_output; the token ids include the last token.
+    include_stop_str_in_output; the token ids include the last token. Integers and numbers may be numpy's.
     min_tokens: no stop of any kind within the first min_tokens tokens. max_tokens: None = to the end of the context.
     ignore_eos: the model's end-of-sequence ids do not stop. logprobs: None = none, N = of the token drawn and of the N
     most likely, raw (before temperature and penalties). skip_special_tokens: leave them out of the text.
@@ -63,11 +80,9 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("n", "top_k", "min_tokens"):
-            _check_int(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name))
+        for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs"):
+            if getattr(self, name) is not None or name in ("n", "top_k", "min_tokens"):
+                object.__setattr__(self, name, _integer(name, getattr(self, name)))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise _fail(name, getattr(self, name), "use True or False")
@@ -84,39 +99,41 @@ class SamplingParams:
             "presence_penalty",
             "frequency_penalty",
         ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise _fail(name, value, "use a finite number")
-            object.__setattr__(self, name, float(value))
+            value = as_number(getattr(self, name))
+            if value is None:
+                raise _fail(name, getattr(self, name), "use a finite number")
+            object.__setattr__(self, name, value)
 
     def _set_collections(self) -> None:
         stop = self.stop
-        stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
+        stop = (stop,) if isinstance(stop, str) else _items("stop", stop, "use a string or a list of strings")
         for text in stop:
             if not isinstance(text, str) or not text:
                 raise _fail("stop", text, "stop strings must be non-empty strings")
         object.__setattr__(self, "stop", stop)
-        ids = tuple(self.stop_token_ids or ())
-        for token in ids:
-            _check_int("stop_token_ids", token)
-            if token < 0:
-                raise _fail("stop_token_ids", token, "token ids are 0 or more")
-        object.__setattr__(self, "stop_token_ids", ids)
+        ids = _items("stop_token_ids", self.stop_token_ids, "use a list of token ids")
+        object.__setattr__(self, "stop_token_ids", tuple(_integer("stop_token_ids", token) for token in ids))
+        for token in self.stop_token_ids or ():
+            if not 0 <= token <= MAX_INT32:
+                raise _fail("stop_token_ids", token, "token ids are 0 to 2**31 - 1")
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
             raise _fail("logit_bias", self.logit_bias, "use a mapping from token id to bias")
-        object.__setattr__(self, "logit_bias", dict(map(_bias_item, self.logit_bias.items())))
+        bias = LogitBias(map(_bias_item, self.logit_bias.items()))
+        if len(bias) != len(self.logit_bias):  # JSON's "7" beside 7
+            raise _fail("logit_bias", self.logit_bias, "a token id stands there twice; leave one of them out")
+        object.__setattr__(self, "logit_bias", bias)
 
     def _check_ranges(self) -> None:
-        if self.n < 1:
-            raise _fail("n", self.n, "use 1 or more")
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise _fail("n", self.n, f"use 1 to {MAX_CHOICES}")
         if self.temperature < 0:
             raise _fail("temperature", self.temperature, "use 0 (greedy) or more")
         if not 0 < self.top_p <= 1:
             raise _fail("top_p", self.top_p, "use a value above 0 and at most 1 (1 = off)")
-        if self.top_k < -1:
-            raise _fail("top_k", self.top_k, "use 1 or more, or 0 or -1 to switch it off")
+        if not -1 <= self.top_k <= MAX_INT32:
+            raise _fail("top_k", self.top_k, "use 1 to 2**31 - 1, or 0 or -1 to switch it off")
         if not 0 <= self.min_p <= 1:
             raise _fail("min_p", self.min_p, "use a value from 0 (off) to 1")
         if self.repetition_penalty <= 0:
@@ -126,15 +143,15 @@ class SamplingParams:
                 raise _fail(name, getattr(self, name), "use a value from -2 to 2 (0 = off)")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise _fail("seed", self.seed, "use 0 to 2**64 - 1, or None for a random one")
-        if self.min_tokens < 0:
-            raise _fail("min_tokens", self.min_tokens, "use 0 or more")
+        if not 0 <= self.min_tokens <= MAX_INT32:
+            raise _fail("min_tokens", self.min_tokens, "use 0 to 2**31 - 1")
         if self.max_tokens is not None:
-            if self.max_tokens < 1:
-                raise _fail("max_tokens", self.max_tokens, "use 1 or more, or None for no limit")
+            if not 1 <= self.max_tokens <= MAX_INT32:
+                raise _fail("max_tokens", self.max_tokens, "use 1 to 2**31 - 1, or None for no limit")
             if self.min_tokens > self.max_tokens:
                 raise _fail("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise _fail("logprobs", self.logprobs, "use 0 or more alternatives, or None for no logprobs")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_INT32:
+            raise _fail("logprobs", self.logprobs, "use 0 to 2**31 - 1 alternatives, or None for no logprobs")
 
     @property
     def greedy(self) -> bool:
@@ -148,18 +165,31 @@ class SamplingParams:
         return self.stop
 
 
-def _check_int(field: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def _integer(field: str, value: Any) -> int:
+    number = as_integer(value)
+    if number is None:
         raise _fail(field, value, "use an integer")
+    return number
+
+
+def _items(field: str, value: Any, remedy: str) -> tuple[Any, ...]:
+    """A list, tuple, array, ... as a tuple; None is empty."""
+    if isinstance(value, (str, bytes, Mapping)):
+        raise _fail(field, value, remedy)
+    try:
+        return () if value is None else tuple(value)
+    except TypeError:  # not iterable
+        raise _fail(field, value, remedy) from None
 
 
 def _bias_item(item: tuple[Any, Any]) -> tuple[int, float]:
     """Accepts JSON's string keys ("50256": -100)."""
-    token, bias = item
-    if isinstance(token, str) and token.isdecimal():
-        token = int(token)
-    if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-        raise _fail("logit_bias", item[0], "keys are token ids, 0 or more")
-    if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+    key, bias = item
+    # Ten digits reach past the largest id; int() refuses some thousands of them with an error of its own.
+    token = int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= 10 else as_integer(key)
+    if token is None or not 0 <= token <= MAX_INT32:
+        raise _fail("logit_bias", key, "keys are token ids, 0 to 2**31 - 1")
+    value = as_number(bias)
+    if value is None or not -100 <= value <= 100:
         raise _fail("logit_bias", {token: bias}, "values are numbers from -100 to 100")
-    return token, float(bias)
+    return token, value

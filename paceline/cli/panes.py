@@ -124,6 +124,7 @@ def _stream_side_by_side(race: Race, panes: list[Pane], console: Console) -> Non
                         drawn = perf_counter()
         except KeyboardInterrupt:
             live.transient = False  # both panes stay as they stand
+            live.update(frame(screen))
             raise
     console.print(frame(None))
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ConfigError
+from paceline.values import MAX_INT32, as_number, shown
 
 MAX_HEAD_DIM = 256
 
@@ -21,9 +22,9 @@ class ConfigReader:
         self.where = where
 
     def fail(self, name: str, remedy: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {name} = {self.config.get(name)!r}: {remedy}")
+        return ConfigError(f"{self.where}: {name} = {shown(self.config.get(name))}: {remedy}")
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
+    def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_INT32) -> int:
         value = self.config.get(name)
         if value is None:
             value = default
@@ -33,17 +34,29 @@ class ConfigReader:
             raise self.fail(name, f"must be a whole number from {least} to {most}")
         return value
 
-    def number(self, name: str, default: float | None = None, *, least: float = -math.inf) -> float:
+    def number(
+        self, name: str, default: float | None = None, *, least: float = -math.inf, most: float = math.inf
+    ) -> float:
         value = self.config.get(name)
         if value is None:
             value = default
         if value is None:
             raise ConfigError(f"{self.where}: {name} is missing; it must be a number")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        number = as_number(value)
+        if number is None:
             raise self.fail(name, "must be a finite number")
-        if value < least:
+        if number < least:
             raise self.fail(name, f"must be {least:g} or more")
-        return float(value)
+        if number > most:
+            raise self.fail(name, f"must be {most:g} or less")
+        return number
+
+    def scale(self, name: str, default: float) -> float:
+        """A factor that fp32 activations are multiplied with: above 0 in fp32 as well, and below a million."""
+        value = self.number(name, default)
+        if not (0 < value < 1e6 and np.float32(value) > 0):
+            raise self.fail(name, "must be above 0 and below 1e6")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.config.get(name)
@@ -105,26 +118,46 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     """
     parameters = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
     inner = ConfigReader(parameters, f"{reader.where}: rope parameters")
-    theta = inner.number("rope_theta", reader.number("rope_theta", 10000.0))
+    source = inner if parameters.get("rope_theta") is not None else reader
+    theta = source.number("rope_theta", 10000.0)
     if theta <= 0:
-        raise reader.fail("rope_theta", "must be positive")
-    factor = inner.number("partial_rotary_factor", reader.number("partial_rotary_factor", 1.0))
+        raise source.fail("rope_theta", "must be positive")
+    rotary_dim = _rotary_dim(reader, inner, head_dim)
+    with np.errstate(all="ignore"):  # what leaves fp32 is refused by name
+        exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+        inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
+        _check_inv_freq(inv_freq, source, "rope_theta")
+        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        if kind == "linear":
+            if inner.number("factor") <= 0:
+                raise inner.fail("factor", "must be positive")
+            inv_freq = inv_freq / np.float32(inner.number("factor"))
+        elif kind == "llama3":
+            inv_freq = _llama3(inv_freq, inner)
+        elif kind != "default":
+            raise ConfigError(
+                f"{reader.where}: rope_type = {shown(kind)} is not supported; supported: default, linear, llama3"
+            )
+        inv_freq = np.ascontiguousarray(inv_freq, dtype=np.float32)
+        _check_inv_freq(inv_freq, inner, "factor")
+    return Rope(inv_freq)
+
+
+def _rotary_dim(reader: ConfigReader, inner: ConfigReader, head_dim: int) -> int:
+    source = inner if inner.config.get("partial_rotary_factor") is not None else reader
+    factor = source.number("partial_rotary_factor", 1.0)
+    if not 0 < factor <= 1:
+        raise source.fail("partial_rotary_factor", "must be above 0 and at most 1")
     rotary_dim = int(head_dim * factor)
-    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise reader.fail("partial_rotary_factor", f"gives {rotary_dim} rotated dimensions of {head_dim}")
-    exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "linear":
-        factor = inner.number("factor")
-        if factor <= 0:
-            raise inner.fail("factor", "must be positive")
-        inv_freq = inv_freq / np.float32(factor)
-    elif kind == "llama3":
-        inv_freq = _llama3(inv_freq, inner)
-    elif kind != "default":
-        raise ConfigError(f"{reader.where}: rope_type = {kind!r} is not supported; supported: default, linear, llama3")
-    return Rope(np.ascontiguousarray(inv_freq, dtype=np.float32))
+    if rotary_dim % 2 or not rotary_dim:
+        raise source.fail("partial_rotary_factor", f"gives {rotary_dim} rotated dimensions of {head_dim}")
+    return rotary_dim
+
+
+def _check_inv_freq(inv_freq: np.ndarray, reader: ConfigReader, name: str) -> None:
+    """Angles, position * inv_freq, must be fp32 numbers at every position there can be."""
+    if not ((inv_freq > 0) & np.isfinite(inv_freq * np.float32(MAX_INT32))).all():
+        raise reader.fail(name, "gives rotary frequencies that fp32 cannot hold (0, infinite or not a number)")
 
 
 def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
@@ -132,8 +165,11 @@ def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
     factor = reader.number("factor")
     low, high = reader.number("low_freq_factor"), reader.number("high_freq_factor")
     original = reader.number("original_max_position_embeddings")
-    if factor <= 0 or high <= low or original <= 0:
-        raise ConfigError(f"{reader.where}: llama3 scaling needs factor > 0 and high_freq_factor > low_freq_factor")
+    for name, value in (("factor", factor), ("low_freq_factor", low), ("original_max_position_embeddings", original)):
+        if value <= 0:
+            raise reader.fail(name, "must be above 0 for llama3 scaling")
+    if high <= low:
+        raise reader.fail("high_freq_factor", f"must be above low_freq_factor = {low:g}")
     wavelength = 2 * math.pi / inv_freq
     smooth = (original / wavelength - low) / (high - low)
     ramp = (1 - smooth) * inv_freq / factor + smooth * inv_freq
@@ -145,13 +181,17 @@ def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
 def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     """Sliding window of each layer from `layer_types` or, without it, `use_sliding_window` and `max_window_layers`
     (28 where a Qwen config does not say, as in transformers)."""
+    # Read whether or not they are used: a config with a wrong type in it is not what its author meant.
     window = reader.config.get("sliding_window")
+    if window is not None and window is not False and (isinstance(window, bool) or not isinstance(window, int)):
+        raise reader.fail("sliding_window", "must be a whole number or null")
+    use = reader.flag("use_sliding_window", reader.config.get("model_type") == "mistral")
+    qwen = str(reader.config.get("model_type")).startswith("qwen")
+    first = reader.integer("max_window_layers", 28 if qwen else 0, least=0)
     types = reader.config.get("layer_types")
     if types is None:
-        if window is None or not reader.flag("use_sliding_window", reader.config.get("model_type") == "mistral"):
+        if window is None or window is False or not use:
             return (0,) * num_layers
-        qwen = str(reader.config.get("model_type")).startswith("qwen")
-        first = reader.integer("max_window_layers", 28 if qwen else 0, least=0)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     known = ["full_attention", "sliding_attention"]
     if not isinstance(types, list) or len(types) != num_layers or any(t not in known for t in types):
@@ -162,12 +202,27 @@ def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:
     return tuple(width if t == "sliding_attention" else 0 for t in types)
 
 
+def _refuse_quantised(reader: ConfigReader) -> None:
+    """Tensors of GPTQ, AWQ, FP8, bitsandbytes, ... checkpoints are codes and scales, not weights."""
+    for name in ("quantization_config", "compression_config"):
+        value = reader.config.get(name)
+        if value is None:
+            continue
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        kind = f"quant_method {shown(method)}" if method is not None else shown(value)
+        raise ConfigError(
+            f"{reader.where}: {name} = {kind}: this checkpoint is quantised in a way that is not supported; "
+            "use the model's unquantised checkpoint, or a GGUF file of it"
+        )
+
+
 def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family: Any) -> DecoderConfig:
     """The fields every family shares; `family` gives the ones a model file decides (biases, qk_norm, ...).
 
     Raises ConfigError naming the field, its value and what would do.
     """
     reader = ConfigReader(config, where)
+    _refuse_quantised(reader)
     hidden = reader.integer("hidden_size", most=1 << 20)
     heads = reader.integer("num_attention_heads", most=4096)
     kv_heads = reader.integer("num_key_value_heads", heads, most=4096)
@@ -191,7 +246,7 @@ def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=reader.number("rms_norm_eps", 1e-6, least=0),
+        rms_norm_eps=reader.number("rms_norm_eps", 1e-6, least=0, most=1),
         max_position_embeddings=reader.integer("max_position_embeddings", 2048),
         rope=read_rope(reader, head_dim),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),

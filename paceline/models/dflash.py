@@ -9,6 +9,7 @@ block are thrown away after each draft.
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from paceline.models.config import ConfigReader, DecoderConfig, Rope, read_decod
 from paceline.models.decoder import LayerWeights, add_layer, declare_buffers, load_layer
 from paceline.models.network import Network, WeightLoader, packed_bytes
 from paceline.models.target import TargetModel
+from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 
 HEAD_ROWS_FILE = "head_rows.safetensors"
@@ -72,25 +74,30 @@ def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
     inner = top.mapping("dflash_config")
     merged = {**config, **{k: v for k, v in inner.items() if v is not None}}
     reader = ConfigReader(merged, where)
-    architectures = config.get("architectures") or []
-    if "DFlashDraftModel" not in architectures:
+    architectures = config.get("architectures")
+    named = isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
+    if not (named and "DFlashDraftModel" in (architectures or ())):
         raise ConfigError(
-            f"{where}: architectures = {architectures!r} is not a drafter this version loads; "
-            "supported: DFlashDraftModel"
+            f"{where}: architectures = {shown(architectures)} is not a drafter this version loads; "
+            'supported: ["DFlashDraftModel"]'
         )
     for name, unused in RELATIVES.items():
         if merged.get(name) not in unused:
             raise reader.fail(name, "is not supported: this is not a plain DFlash drafter")
     ids = merged.get("target_layer_ids")
     if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise ConfigError(f"{where}: target_layer_ids = {ids!r}: must list the target layers whose outputs are tapped")
+        raise ConfigError(
+            f"{where}: target_layer_ids = {shown(ids)}: must list the target layers whose outputs are tapped"
+        )
+    if len(set(ids)) != len(ids):
+        raise ConfigError(f"{where}: target_layer_ids = {shown(ids)}: names a layer twice; list each once")
     bias = reader.flag("attention_bias", False)
     decoder = read_decoder(
         {**config, "tie_word_embeddings": False}, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True
     )
     if decoder.vocab_size != reader.integer("draft_vocab_size", decoder.vocab_size):
         raise reader.fail("draft_vocab_size", f"must be vocab_size = {decoder.vocab_size}; use {HEAD_ROWS_FILE}")
-    if merged.get("use_swa") and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):
+    if reader.flag("use_swa", False) and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):
         raise reader.fail("swa_window_size", f"differs from the windows of layer_types, {list(decoder.windows)}")
     if not reader.flag("rope_is_neox_style", reader.flag("is_neox_style", True)):
         rope = Rope(decoder.rope.inv_freq, interleaved=True, scale=decoder.rope.scale)
@@ -103,10 +110,16 @@ def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
         causal=_causality(top, ConfigReader(inner, f"{where}: dflash_config"), decoder.windows),
         num_target_layers=None if merged.get("num_target_layers") is None else reader.integer("num_target_layers"),
         target_hidden_size=None if merged.get("target_hidden_size") is None else reader.integer("target_hidden_size"),
-        input_embedding_scale=reader.number("input_embedding_scale", 1.0),
-        output_multiplier=reader.number("output_multiplier", 1.0),
-        final_logit_softcapping=reader.number("final_logit_softcapping", 0.0, least=0),
+        input_embedding_scale=reader.scale("input_embedding_scale", 1.0),
+        output_multiplier=reader.scale("output_multiplier", 1.0),
+        final_logit_softcapping=_softcap(reader),
     )
+
+
+def _softcap(reader: ConfigReader) -> float:
+    """0 or null: none."""
+    value = reader.number("final_logit_softcapping", 0.0)
+    return reader.scale("final_logit_softcapping", 0.0) if value else 0.0
 
 
 def _causality(top: ConfigReader, inner: ConfigReader, windows: tuple[int, ...]) -> tuple[bool, ...]:
@@ -123,7 +136,7 @@ def check_pairing(c: DFlashConfig, target: TargetModel, where: str) -> None:
 
     def refuse(name: str, value: Any, expected: Any) -> ConfigError:
         return ConfigError(
-            f"{where}: {name} = {value!r} does not fit the target {target.path}, which has {expected!r}; "
+            f"{where}: {name} = {shown(value)} does not fit the target {target.path}, which has {expected!r}; "
             "this drafter was trained for another model"
         )
 
@@ -143,8 +156,13 @@ def check_pairing(c: DFlashConfig, target: TargetModel, where: str) -> None:
 def read_head_rows(folder: Path, vocab_size: int) -> np.ndarray | None:
     """Ascending target ids the drafter may propose, from the sidecar file; None: the whole vocabulary."""
     path = folder / HEAD_ROWS_FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path}: the list of head_rows is not a file (a link to nothing, or a folder); put the file there, "
+            "or remove it to draft from the whole vocabulary"
+        )
     from paceline.weights.safetensors_file import SafetensorsFile
 
     file = SafetensorsFile(path)
@@ -157,6 +175,33 @@ def read_head_rows(folder: Path, vocab_size: int) -> np.ndarray | None:
     if rows.ndim != 1 or not len(rows) or rows[0] < 0 or rows[-1] >= vocab_size or (np.diff(rows) <= 0).any():
         raise CheckpointError(f"{path}: head_rows must be ascending token ids below {vocab_size}")
     return rows.astype(np.int32)
+
+
+class FiniteLoader(WeightLoader):
+    """Refuses NaN and infinities by the tensor's name: a drafter with them proposes noise, and nobody notices."""
+
+    def _load(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        values = super()._load(name, shape, dtype)
+        if not all_finite(values):
+            raise CheckpointError(
+                f"{self.checkpoint.path}: tensor {name} holds values that are infinite or not numbers; "
+                "the file is damaged or its training diverged: fetch it again, or use another drafter"
+            )
+        return values
+
+
+def all_finite(values: np.ndarray) -> bool:
+    """Whether a float32 or bfloat16 array has no NaN or infinity: their exponent bits are all ones.
+
+    The largest bit pattern without its sign tells; pieces fit the cache, so that it costs one read of the tensor.
+    """
+    wide = values.dtype.itemsize == 4
+    bits: np.ndarray[Any, np.dtype[Any]] = (
+        np.ascontiguousarray(values).reshape(-1).view(np.uint32 if wide else np.uint16)
+    )
+    mask, limit = (0x7FFFFFFF, 0x7F800000) if wide else (0x7FFF, 0x7F80)
+    step = 1 << 16
+    return all(int((bits[i : i + step] & mask).max()) < limit for i in range(0, len(bits), step))
 
 
 @dataclass(slots=True)
@@ -211,7 +256,7 @@ class DFlashDrafter:
         )
         if self.head_rows is not None:
             capacity += packed_bytes(len(self.head_rows), hidden, f32=f32)
-        loader = WeightLoader(checkpoint, f32=f32, capacity=capacity, workers=target.threads)
+        loader = FiniteLoader(checkpoint, f32=f32, capacity=capacity, workers=target.threads)
         try:
             layers = [load_layer(loader, d, f"layers.{i}") for i in range(d.num_layers)]
             context = []

@@ -39,8 +39,8 @@ const Kernels& kernels_for(const char* name) {
     if (want == order[i]) return *tables[i];
     if (best == order[i]) break;
   }
-  throw std::runtime_error("'" + want + "' is not a path this processor can run; the best here is '" +
-                           best + "' (paths: portable, avx2, avx512, avx512_bf16)");
+  throw std::runtime_error("'" + want + "' is not a path this processor can run; the best here is '" + best +
+                           "' (paths: portable, avx2, avx512, avx512_bf16)");
 }
 
 }  // namespace paceline

@@ -1,11 +1,11 @@
 #include "thread_pool.h"
 
-#include <chrono>
+#include <unistd.h>
 
+#include <chrono>
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -60,11 +60,15 @@ void Event::wait_past(uint32_t seen, int64_t spin_ns) {
   sleepers_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads) {
+ThreadPool::ThreadPool(int threads) : threads_(threads < 1 ? 1 : threads), process_(int(getpid())) {
   for (int id = 1; id < threads_; ++id) workers_.emplace_back([this, id] { work(id); });
 }
 
 ThreadPool::~ThreadPool() {
+  if (int(getpid()) != process_) {
+    for (auto& worker : workers_) worker.detach();
+    return;
+  }
   stop_.store(true);
   start_.advance();
   for (auto& worker : workers_) worker.join();

@@ -39,6 +39,7 @@ class ThreadPool {
   void work(int id);
 
   const int threads_;
+  const int process_;  // a forked child has none of the workers and must not wait for them
   std::mutex busy_;
   std::vector<std::thread> workers_;
   const std::function<void(int)>* body_ = nullptr;

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.values import as_integer, shown
 
 METHODS = ("ngram", "dflash")
 MAX_SPECULATIVE_TOKENS = 128
+MAX_LOOKUP = 64
 DEFAULT_NGRAM_TOKENS = 7
 DEFAULT_LOOKUP = (2, 4)
 
@@ -72,17 +74,19 @@ class SpeculativeConfig:
     @classmethod
     def parse(cls, source: Mapping[str, Any] | str | SpeculativeConfig) -> SpeculativeConfig:
         """From a mapping or its JSON text, with vLLM's keys. Raises SpeculativeConfigError."""
-        if isinstance(source, SpeculativeConfig):
-            return source
+        if isinstance(source, SpeculativeConfig):  # made by hand, perhaps: checked and completed alike
+            completed = _complete({key: value for key in KNOWN_KEYS if (value := getattr(source, key)) is not None})
+            return source if completed == source else completed
         if isinstance(source, str):
             try:
                 source = json.loads(source)
-            except json.JSONDecodeError as error:
+            # Besides malformed text: integers of thousands of digits, and nesting without end.
+            except (ValueError, RecursionError) as error:
                 raise SpeculativeConfigError(
-                    f'speculative config {source!r}: not valid JSON ({error}); example: {{"method": "ngram"}}'
+                    f'speculative config {shown(source)}: not valid JSON ({error}); example: {{"method": "ngram"}}'
                 ) from None
         if not isinstance(source, Mapping):
-            raise SpeculativeConfigError(f"speculative config {source!r}: expected a JSON object")
+            raise SpeculativeConfigError(f"speculative config {shown(source)}: expected a JSON object")
         for key in source:
             _check_key(key)
         return _complete(dict(source))
@@ -93,33 +97,26 @@ def _check_key(key: str) -> None:
         return
     if key in _NOT_USED:
         raise SpeculativeConfigError(f"speculative config: the vLLM key '{key}' has no use here: {_NOT_USED[key]}")
-    near = difflib.get_close_matches(str(key), KNOWN_KEYS, n=1)
+    key = str(key)
+    near = difflib.get_close_matches(key[:80], KNOWN_KEYS, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
-    raise SpeculativeConfigError(f"speculative config: unknown key '{key}'{hint} Known keys: {', '.join(KNOWN_KEYS)}")
+    raise SpeculativeConfigError(
+        f"speculative config: unknown key {shown(key)}{hint} Known keys: {', '.join(KNOWN_KEYS)}"
+    )
 
 
 def _complete(values: dict[str, Any]) -> SpeculativeConfig:
     """Check the values and fill in what follows from others."""
     model = values.get("model")
     if model is not None and (not isinstance(model, str) or not model):
-        raise SpeculativeConfigError(f"speculative config: model={model!r}: use a path or name of a drafter")
-    for key in ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"):
-        number = values.get(key)
-        if number is None:
-            continue
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise SpeculativeConfigError(f"speculative config: {key}={number!r}: use an integer of 1 or more")
-    tokens = values.get("num_speculative_tokens")
-    if tokens is not None and tokens > MAX_SPECULATIVE_TOKENS:
-        raise SpeculativeConfigError(
-            f"speculative config: num_speculative_tokens={tokens}: at most {MAX_SPECULATIVE_TOKENS}"
-        )
+        raise SpeculativeConfigError(f"speculative config: model={shown(model)}: use a path or name of a drafter")
     method = _method(values.get("method"), model, values)
-    low, high = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
+    tokens = _integer(values, "num_speculative_tokens", MAX_SPECULATIVE_TOKENS)
+    low, high = (_integer(values, key, MAX_LOOKUP) for key in ("prompt_lookup_min", "prompt_lookup_max"))
     if method == "ngram":
         if model not in (None, "ngram", "[ngram]"):
             raise SpeculativeConfigError(
-                f"speculative config: model={model!r}: the method ngram needs no model; remove it, or set the method"
+                f"speculative config: model={shown(model)}: ngram needs no model; remove it, or set the method"
             )
         if low is None and high is None:
             low, high = DEFAULT_LOOKUP
@@ -139,6 +136,18 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
     return SpeculativeConfig(method, model, tokens)
 
 
+def _integer(values: dict[str, Any], key: str, most: int) -> int | None:
+    value = values.get(key)
+    if value is None:
+        return None
+    number = as_integer(value)
+    if number is None or number < 1:
+        raise SpeculativeConfigError(f"speculative config: {key}={shown(value)}: use an integer of 1 or more")
+    if number > most:
+        raise SpeculativeConfigError(f"speculative config: {key}={shown(value)}: at most {most}")
+    return number
+
+
 def _method(method: Any, model: str | None, values: dict[str, Any]) -> str:
     """The method, inferred as vLLM does where it is absent."""
     if method is None:
@@ -148,6 +157,6 @@ def _method(method: Any, model: str | None, values: dict[str, Any]) -> str:
             return "dflash"
     if method not in METHODS:
         raise SpeculativeConfigError(
-            f"speculative config: method={method!r}: not supported; use one of {', '.join(METHODS)}"
+            f"speculative config: method={shown(method)}: not supported; use one of {', '.join(METHODS)}"
         )
     return method

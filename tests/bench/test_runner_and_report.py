@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from fakes.llm import FakeLLM, FakeTokenizer
@@ -175,6 +176,23 @@ def test_table_shows_sets_failures_and_differences(llm):
     assert "NO" in text
     assert "…" not in text
     assert "1 of 4" in text
+
+
+def test_table_fits_80_columns_with_whole_names_whatever_the_figures():
+    spec = {"num_drafts": 9, "acceptance_length": 16.0, "acceptance_rate": 1.0}
+    figures = {"completed": 164, "failed": 0, "output_tokens": 83968, "decode_tok_s": 1048.5, "mean_tpot_ms": 123.45}
+    row = {"dataset": "humaneval", "num_speculative_tokens": 15, "mean_ttft_ms": 1234.0, "speedup": 10.25}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(report.result_table([row | figures | {"identical": True, "spec_decode": spec}]))
+    line = next(line for line in console.file.getvalue().splitlines() if "humaneval" in line)
+    assert line.split() == [
+        *("humaneval", "15", "164", "83968", "1048.5", "123.45", "1234", "10.25x", "16.00", "100.0%", "yes"),
+    ]
+
+
+def test_a_device_that_is_full_is_an_error_of_ours():
+    with pytest.raises(PacelineError, match="cannot write /dev/full"):
+        report.write_json(Path("/dev/full"), {})
 
 
 def test_files_are_written_whole_and_unwritable_paths_refused_early(tmp_path):

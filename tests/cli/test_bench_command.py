@@ -103,8 +103,8 @@ def test_failed_requests_are_code_1_and_quoted(paceline, llm, rows):
         (["--concurrency", "4"], 2, "one request at a time"),
         (["--temperature", "0.8"], 2, "needs a seed"),
         (["--speculative-config", "{"], 2, "not valid JSON"),
-        (["-d", "mmlu"], 1, "dataset 'mmlu' is unknown"),
-        (["-d", "missing.jsonl"], 1, "missing.jsonl"),
+        (["-d", "mmlu"], 2, "dataset 'mmlu' is unknown"),
+        (["-d", "missing.jsonl"], 2, "missing.jsonl"),
         (["--output", "/nowhere/at/all.json"], 1, "there is no folder /nowhere/at"),
         (["--model", "x", "kernels"], 2, "write it after `kernels`"),
     ],
@@ -114,6 +114,21 @@ def test_errors_come_before_a_model_is_loaded(paceline, llm, argv, code, told):
     assert ran.code == code
     assert told in ran.err
     assert not llm.opened
+
+
+def test_help_shows_no_seed_that_would_be_drawn_at_random(paceline):
+    for command in ("bench", "demo"):
+        shown = paceline(command, "--help").out
+        assert "random" not in shown
+        assert "needed with a temperature above 0" in " ".join(shown.replace("│", " ").split())
+
+
+def test_one_failed_request_is_one_request(paceline, llm, rows):
+    llm.context = 30
+    rows.write_text('{"prompt": "one"}\n{"prompt": "%s"}\n' % ("x" * 80))
+    ran = paceline("bench", "-d", str(rows), "-k", "0")
+    assert ran.code == 1
+    assert "paceline: 1 request failed; the first: " in ran.err
 
 
 def test_a_bad_row_is_named_by_its_line(paceline, llm, rows):

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
+
+from paceline.speculation.dflash import DFlashProposer
 
 
 def test_streams_the_answer_and_ends_the_line(paceline, llm):
@@ -166,7 +169,8 @@ def test_stats_go_to_standard_error(paceline, llm):
         (["generate", "x", "--speculative-config", '{"methd": "ngram"}'], "did you mean 'method'"),
         (["generate", "x", "--speculative-config", '{"method": "psychic"}'], "method='psychic'"),
         (["generate", "x", "--seed", "-1"], "seed=-1"),
-        (["generate", "x", "--top-p", "0"], "top_p=0.0"),
+        (["generate", "x", "--top-p", "0"], "--top-p: top_p=0.0"),
+        (["generate", "x", "--repetition-penalty", "0"], "--repetition-penalty: repetition_penalty=0.0"),
         (["generate", "x", "--stop", ""], "stop=''"),
         (["generate", "x", "--min-tokens", "600"], "min_tokens=600"),
         (["generate", "x", "--no-speculation", "-k", "3"], "contradicts"),
@@ -190,6 +194,59 @@ def test_an_engine_error_is_code_1_and_one_line(paceline, llm):
     assert ran.code == 1
     assert ran.err.startswith("paceline: the prompt has ")
     assert ran.err.count("\n") == 1
+
+
+def test_help_shows_no_range_whose_ends_are_refused(paceline):
+    from paceline.sampling_params import SamplingParams, SamplingParamsError
+
+    shown = paceline("generate", "--help").out
+    ends = {"--min-p": ("min_p", 0.0, 1.0), "--top-p": ("top_p", 0.0, 1.0)}
+    ends |= {"--repetition-penalty": ("repetition_penalty", 0.0, 2.0), "--temperature": ("temperature", 0.0, 1.0)}
+    for option, (field, *values) in ends.items():
+        line = next(line for line in shown.splitlines() if option in line)
+        for value in values:
+            try:
+                SamplingParams(**{field: value})
+            except SamplingParamsError:
+                assert "x>=" not in line, option
+                assert "<=x" not in line, option
+
+
+def test_an_answer_that_fills_the_context_says_so(paceline, llm):
+    llm.context = 40
+    llm.answers["hello"] = "x" * 100
+    ran = paceline("generate", "hello")
+    assert (ran.code, ran.err) == (0, "(cut off: the context is full)\n")
+    assert paceline("generate", "hello", "-n", "5").err == ""
+    assert json.loads(paceline("generate", "hello", "--json").out)["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("command", ["generate", "demo", "bench", "chat"])
+def test_drafts_beyond_what_a_drafter_was_trained_for_are_noted(paceline, llm, command, monkeypatch, tmp_path):
+    proposer = object.__new__(DFlashProposer)
+    proposer.drafter = SimpleNamespace(config=SimpleNamespace(max_drafts=7))
+    llm.engine.proposer = proposer
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "one"}\n')
+    argv = {"chat": [], "bench": ["-d", str(rows)]}.get(command, ["hello"])
+    for wanted, noted in ((["-k", "7"], False), (["-k", "9"], True)):
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
+        ran = paceline(command, *argv, *wanted)
+        assert ran.code == 0
+        assert ran.err.startswith("Note: -k 9 is more than the 7 drafts") is noted
+
+
+def test_summary_says_what_drafts(llm):
+    from paceline.cli.engine import summary
+
+    for lengths, said in (
+        ((None,), "ngram drafts up to 4 tokens"),
+        ((3,), "ngram drafts 3 tokens"),
+        ((1,), "ngram drafts 1 token"),
+        ((0, 3, 7), "ngram drafts 3 or 7 tokens"),
+        ((0,), "plain"),
+    ):
+        assert summary(llm, lengths).endswith(f", {said}")
 
 
 def test_an_interrupt_is_code_130_and_frees_the_request(paceline, llm):

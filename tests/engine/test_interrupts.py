@@ -114,3 +114,19 @@ def test_logits_that_are_not_finite_are_an_error(world: World, monkeypatch: pyte
         llm.generate([PROMPT], LONG)
     monkeypatch.undo()
     assert_idle(llm)
+
+
+def test_a_forked_child_can_load_and_end(world: World) -> None:
+    """Its own pool works, and letting go of the parent's does not wait for threads that are not there."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            own = type(world.plain)(world.folder, dtype="float32", threads=2, speculative_config=None)
+            expected = own.generate([PROMPT], LONG)[0].outputs[0].token_ids
+            del own
+            code = 9 if len(expected) == 60 else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 9

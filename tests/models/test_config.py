@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models import load_model, read_config
 from paceline.models.target import FAMILIES
+from paceline.values import shown
 from paceline.weights.checkpoint import open_checkpoint
 
 from .tiny import Shape, config_of, tensors_of, write, write_target
@@ -32,40 +34,94 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     *(("num_key_value_heads", {"num_key_value_heads": v}) for v in (0, 3, 5, "2")),
     *(("head_dim", {"head_dim": v}) for v in (15, 258, 0, 1, "16")),
     ("hidden_size", {"head_dim": None, "hidden_size": 41}),
-    *(("rms_norm_eps", {"rms_norm_eps": v}) for v in ("x", float("nan"), float("inf"), True, -1e-6)),
+    *(("rms_norm_eps", {"rms_norm_eps": v}) for v in ("x", float("nan"), float("inf"), True, -1e-6, 1e39, 10**400)),
     *(("hidden_act", {"hidden_act": v}) for v in ("gelu", "relu", None, 3)),
     *(("max_position_embeddings", {"max_position_embeddings": v}) for v in (0, -5, "x")),
     *(("tie_word_embeddings", {"tie_word_embeddings": v}) for v in ("yes", 1)),
     *(("attention_bias", {"attention_bias": v}) for v in ("false", 1)),
     *(("mlp_bias", {"mlp_bias": v}) for v in ("no", 0)),
-    *(("rope_theta", {"rope_theta": v}) for v in (0, -1.0, "x", float("nan"))),
+    *(
+        ("rope_theta", {"rope_theta": v})
+        for v in (0, -1.0, "x", float("nan"), 1e-300, 1e-37, 1e308, 10**400, -(10**5000))
+    ),
+    *(("rope_theta", {"rope_parameters": {"rope_theta": v}}) for v in (0, 1e-300, 1e308)),
     *(("rope_type", {"rope_scaling": {"type": v, "factor": 2.0}}) for v in ("yarn", "dynamic", "longrope", "mrope", 3)),
     *(("rope_type", {"rope_parameters": {"rope_type": v, "rope_theta": 1e4}}) for v in ("yarn", None)),
     ("rope_scaling", {"rope_scaling": [1]}),
-    *(("factor", {"rope_scaling": {"type": "linear", "factor": v}}) for v in (0, -1, "x", None)),
+    *(
+        ("factor", {"rope_scaling": {"type": "linear", "factor": v}})
+        for v in (0, -1, "x", None, 1e-45, 1e-35, 1e300, 10**400)
+    ),
     ("factor", {"rope_scaling": {"type": "linear"}}),
     *(
         (name, {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != name}})
         for name in LLAMA3
         if name != "rope_type"
     ),
-    ("factor", {"rope_scaling": {**LLAMA3, "factor": 0}}),
+    *(("factor", {"rope_scaling": {**LLAMA3, "factor": v}}) for v in (0, -1, 1e300, 1e-300)),
+    *(("low_freq_factor", {"rope_scaling": {**LLAMA3, "low_freq_factor": v}}) for v in (0, -1)),
+    ("low_freq_factor", {"rope_scaling": {**LLAMA3, "low_freq_factor": -1, "high_freq_factor": 0}}),
+    ("original_max_position_embeddings", {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}}),
     ("high_freq_factor", {"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}),
-    *(("partial_rotary_factor", {"partial_rotary_factor": v}) for v in (0.01, 0.0, 1.5, "x")),
+    *(("partial_rotary_factor", {"partial_rotary_factor": v}) for v in (0.01, 0.0, -1, 1.5, "x", 1e308, 10**400)),
+    ("partial_rotary_factor", {"rope_parameters": {"partial_rotary_factor": 1e308}}),
     ("layer_types", {"layer_types": ["full_attention"]}),
     ("layer_types", {"layer_types": ["full_attention", "linear_attention"]}),
     ("layer_types", {"layer_types": "full_attention"}),
     ("layer_types", {"layer_types": [["full_attention"], []]}),
     ("sliding_window", {"layer_types": ["full_attention", "sliding_attention"]}),
     ("sliding_window", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 0}),
+    ("sliding_window", {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 1 << 31}),
+    ("sliding_window", {"use_sliding_window": True, "max_window_layers": 0, "sliding_window": 1 << 31}),
     ("use_sliding_window", {"use_sliding_window": "yes", "sliding_window": 3}),
+    # of a wrong type and not used
+    *(("sliding_window", {"sliding_window": v}) for v in ("8", 8.0, [8], True)),
+    *(("use_sliding_window", {"use_sliding_window": v}) for v in ("yes", 1)),
+    *(("max_window_layers", {"max_window_layers": v}) for v in ("yes", -1)),
+    *(
+        ("quantization_config = quant_method '" + kind, {"quantization_config": {"quant_method": kind, "bits": 4}})
+        for kind in ("gptq", "awq", "fp8", "bitsandbytes", "compressed-tensors")
+    ),
+    *(("quantization_config", {"quantization_config": v}) for v in ({}, "fp8", 10**5000)),
+    ("compression_config", {"compression_config": {"quant_method": "compressed-tensors"}}),
 ]
 
 
-@pytest.mark.parametrize(("field", "change"), WRONG, ids=lambda x: json.dumps(x) if isinstance(x, dict) else x)
-def test_mistakes_are_named(field, change):
+@pytest.mark.parametrize(("field", "change"), WRONG, ids=lambda x: shown(x) if isinstance(x, dict) else x)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_mistakes_are_named(family, field, change):
+    if field == "mlp_bias":
+        family = "llama"  # the others have no such field
     with pytest.raises(ConfigError, match=field):
-        FAMILIES["llama"]({**BASE, **change})
+        FAMILIES[family]({**BASE, **change})
+
+
+def test_long_values_do_not_flood_the_message():
+    with pytest.raises(ConfigError, match="layer_types") as caught:
+        FAMILIES["llama"]({**BASE, "layer_types": ["x" * 1000] * 1000})
+    assert len(str(caught.value)) < 600
+
+
+def test_a_quantised_checkpoint_gets_a_remedy():
+    with pytest.raises(ConfigError, match=r"'gptq'.*unquantised.*GGUF"):
+        FAMILIES["llama"]({**BASE, "quantization_config": {"quant_method": "gptq"}})
+    assert FAMILIES["llama"]({**BASE, "quantization_config": None}).hidden_size == BASE["hidden_size"]
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.floats(0, allow_nan=False, allow_infinity=False), st.floats(0, 10), st.floats(0, 10), st.floats(1e-3, 1e300))
+def test_rope_is_finite_or_refused(theta, low, high, factor):
+    for scaling in (
+        None,
+        {"type": "linear", "factor": factor},
+        {**LLAMA3, "low_freq_factor": low, "high_freq_factor": high, "factor": factor},
+    ):
+        try:
+            rope = FAMILIES["llama"]({**BASE, "rope_theta": theta, "rope_scaling": scaling}).rope
+        except ConfigError:
+            continue
+        assert rope.inv_freq.dtype == np.float32
+        assert (rope.inv_freq > 0).all() and np.isfinite(rope.inv_freq).all()
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "gemma3", "qwen3_moe", None, 7])

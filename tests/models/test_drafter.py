@@ -6,13 +6,14 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from paceline.errors import CheckpointError, ConfigError
 from paceline.models import TargetModel, load_model
-from paceline.models.dflash import DFlashDrafter, load_drafter, read_drafter_config
+from paceline.models.dflash import DFlashDrafter, all_finite, load_drafter, read_drafter_config
 
 from .reference import DrafterReference, Reference
 from .tiny import (
@@ -52,13 +53,25 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("target_hidden_size", {**changed(), "target_hidden_size": 48}),
     *(("target_layer_ids", changed(target_layer_ids=ids)) for ids in ([0, 3], [-2, 1])),
     # never guessed
-    *(("target_layer_ids", changed(target_layer_ids=ids)) for ids in (None, [], ["0", 1], [True, 1], 3)),
+    *(
+        ("target_layer_ids", changed(target_layer_ids=ids))
+        for ids in (None, [], ["0", 1], [True, 1], 3, [1, 1], [0, 2, 0])
+    ),
     *(("mask_token_id", changed(mask_token_id=m)) for m in (None, V, -1, "3", True)),
     *(("block_size", changed(block_size=b)) for b in (None, 0, 1, 10_000, 8.0)),
     # other kinds of drafters
     *(
         ("architectures", {**changed(), "architectures": a})
-        for a in (["Qwen3ForCausalLM"], ["DFlash2DraftModel"], None, [])
+        for a in (
+            ["Qwen3ForCausalLM"],
+            ["DFlash2DraftModel"],
+            None,
+            [],
+            5,
+            True,
+            "xDFlashDraftModel",
+            "DFlashDraftModel",
+        )
     ),
     ("projector_type", changed(projector_type="domino")),
     ("projector_type", {**changed(), "projector_type": "dspark"}),
@@ -80,9 +93,18 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("causal", changed(causal=0)),
     ("rope_is_neox_style", {**changed(), "rope_is_neox_style": "false"}),
     ("attention_bias", {**changed(), "attention_bias": "false"}),
-    ("output_multiplier", changed(output_multiplier="x")),
-    ("output_multiplier", changed(output_multiplier=float("nan"))),
-    ("final_logit_softcapping", changed(final_logit_softcapping=-3.0)),
+    *(
+        (name, changed(**{name: v}))
+        for name in ("output_multiplier", "input_embedding_scale")
+        for v in ("x", float("nan"), float("inf"), 0, -1.0, 1e6, 1e308, 1e-300, 10**400, True)
+    ),
+    *(
+        ("final_logit_softcapping", changed(final_logit_softcapping=v))
+        for v in (-3.0, 1e-300, 1e39, float("nan"), 10**400)
+    ),
+    ("architectures", {**changed(), "architectures": ["DFlashDraftModel", 5]}),
+    ("use_swa", changed(use_swa="no")),
+    ("quantization_config", {**changed(), "quantization_config": {"quant_method": "fp8"}}),
 ]
 
 
@@ -100,7 +122,7 @@ def test_fields_stand_in_dflash_config_or_at_top_level(tmp_path, target, name):
     value = config["dflash_config"].pop(name)
     with pytest.raises(ConfigError, match=name):
         read_drafter_config(config, "x")
-    other = {"mask_token_id": 5, "target_layer_ids": [1, 1], "block_size": 3}[name]
+    other = {"mask_token_id": 5, "target_layer_ids": [2, 1], "block_size": 3}[name]
 
     def read(config: dict[str, Any]) -> Any:
         value = getattr(read_drafter_config(config, "x"), name)
@@ -205,6 +227,42 @@ def test_damaged_head_rows_files_are_refused(tmp_path, target, content):
         load_drafter(folder, target)
 
 
+@pytest.mark.parametrize("kind", ["link to nothing", "folder"])
+def test_head_rows_that_are_no_file_are_refused(tmp_path, target, kind):
+    """Taken as absent, the drafter would draft from the whole vocabulary: another drafter, and nobody the wiser."""
+    folder = write_drafter(tmp_path, SHAPE, DRAFT)
+    path = folder / "head_rows.safetensors"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match="head_rows"):
+        load_drafter(folder, target)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_weights_that_are_not_finite_are_refused_by_tensor(tmp_path, target, dtype, value):
+    tensors = {n: t.astype(dtype) for n, t in drafter_tensors(SHAPE, DRAFT).items()}
+    for i, name in enumerate(n for n in tensors if "layers.1" not in n):
+        bad = tensors[name].copy()
+        bad.reshape(-1)[-1] = value
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.") + ".*not numbers"):
+            load_drafter(write(tmp_path / str(i), changed(), {**tensors, name: bad}), target)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("size", [1, 65536, 65537, 200_000])
+def test_finite_arrays(dtype, size):
+    values = np.full(size, -float(ml_dtypes.finfo(ml_dtypes.bfloat16).max), np.float32).astype(dtype)
+    assert all_finite(values) and all_finite(np.zeros(size, dtype)) and all_finite(np.full(size, -0.0, dtype))
+    for at in {0, size // 2, size - 1}:
+        for wrong in (np.nan, -np.nan, np.inf, -np.inf):
+            changed = values.copy()
+            changed[at] = wrong
+            assert not all_finite(changed)
+
+
 def draft_once(drafter: DFlashDrafter, taps: np.ndarray, anchor: int, drafts: int) -> np.ndarray:
     """Context from `taps` in chunks of 7, then one block."""
     n = len(taps)
@@ -227,7 +285,7 @@ def draft_once(drafter: DFlashDrafter, taps: np.ndarray, anchor: int, drafts: in
 
 DRAFTS = {
     "plain": Draft(taps=(0, 2)),
-    "taps in list order, one twice": Draft(taps=(2, 0, -1, 2)),
+    "taps in list order": Draft(taps=(2, 0, -1)),
     "biases": Draft(taps=(1,), bias=True, fc_bias=True),
     "interleaved": Draft(taps=(1, 2), extra={"rope_is_neox_style": False}),
     "interleaved, old name": Draft(taps=(1, 2), extra={"is_neox_style": False}),

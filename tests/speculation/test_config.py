@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from paceline.errors import ConfigError
 from paceline.speculation.config import KNOWN_KEYS, METHODS, SpeculativeConfig
+from paceline.values import shown
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,21 @@ def test_vllms_json_is_understood(source, expected):
     ("source", "parts"),
     [
         ("{not json", ["not valid JSON", "method"]),
+        ("[" * 100_000, ["not valid JSON"]),
+        ('{"a":' * 100_000, ["not valid JSON"]),
+        ('{"method": "ngram", "num_speculative_tokens": ' + "9" * 5000 + "}", ["not valid JSON"]),
         ("[1, 2]", ["JSON object"]),
+        (10**5000, ["JSON object"]),
+        *(
+            ({"method": "ngram", key: value}, [key, str(most)])
+            for key, most in (("prompt_lookup_max", 64), ("prompt_lookup_min", 64), ("num_speculative_tokens", 128))
+            for value in (most + 1, 2**31, 10**400, 10**5000, np.int64(most + 1))
+        ),
+        ({"method": "ngram", "prompt_lookup_max": np.float64(2)}, ["prompt_lookup_max", "integer"]),
+        ({"method": "ngram", "num_speculative_tokens": np.True_}, ["num_speculative_tokens", "integer"]),
+        ({"x" * 10_000: 1}, ["unknown key 'xxx"]),
+        ({3: 1}, ["unknown key '3'"]),
+        ({"method": "y" * 10_000}, ["method='yyy"]),
         ("3", ["JSON object"]),
         ({}, ["method=None", *METHODS]),
         ({"method": "eagle3"}, ["method='eagle3'", *METHODS]),
@@ -67,10 +83,31 @@ def test_vllms_json_is_understood(source, expected):
         ({"method": "dflash", "model": ""}, ["model=''"]),
         ({"method": "dflash", "prompt_lookup_max": 3}, ["prompt_lookup_max=3", "ngram"]),
     ],
+    ids=shown,
 )
 def test_errors_name_key_value_and_remedy(source, parts):
     with pytest.raises(ConfigError) as caught:
         SpeculativeConfig.parse(source)
     for part in parts:
         assert part in str(caught.value)
+    assert len(str(caught.value)) < 600
     assert isinstance(caught.value, ValueError)
+
+
+def test_numpy_integers_are_taken():
+    config = SpeculativeConfig.parse(
+        {"method": "ngram", "num_speculative_tokens": np.int64(5), "prompt_lookup_max": np.uint8(64)}
+    )
+    assert config == SpeculativeConfig("ngram", None, 5, 64, 64)
+    assert type(config.num_speculative_tokens) is int and type(config.prompt_lookup_max) is int
+
+
+def test_objects_made_by_hand_are_checked_and_completed():
+    assert SpeculativeConfig.parse(SpeculativeConfig("ngram")) == SpeculativeConfig("ngram", None, 7, 4, 2)
+    for wrong in (
+        SpeculativeConfig("eagle"),
+        SpeculativeConfig("ngram", prompt_lookup_max=65),
+        SpeculativeConfig("dflash", "x", 10**6),
+    ):
+        with pytest.raises(ConfigError, match="speculative config"):
+            SpeculativeConfig.parse(wrong)

