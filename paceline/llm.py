@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
 
 __all__ = ["LLM", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamDelta"]
+
+log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 Prompt = str | list[int] | list[Message]
@@ -314,6 +317,11 @@ class LLM:
         if self._drafter is None or not speculation or wanted == 0:
             return 0, True
         if wanted is not None:
+            trained = getattr(self._drafter, "trained_drafts", wanted)
+            if wanted > trained:
+                log.warning(
+                    "num_speculative_tokens = %d: this drafter was trained for %d; more rarely help", wanted, trained
+                )
             return wanted, True
         # the text that rejection sampling draws depends on the drafts: keep their number out of the clock's hands
         return self._drafter.max_drafts, self.sampler == "rejection"

@@ -92,9 +92,11 @@ def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
     if len(set(ids)) != len(ids):
         raise ConfigError(f"{where}: target_layer_ids = {shown(ids)}: names a layer twice; list each once")
     bias = reader.flag("attention_bias", False)
-    decoder = read_decoder(
-        {**config, "tie_word_embeddings": False}, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True
-    )
+    own = {**config, "tie_word_embeddings": False, "partial_rotary_factor": None}
+    if isinstance(config.get("rope_parameters"), dict):
+        # drafters rotate whole heads; a factor copied from a hybrid target's config means nothing here
+        own["rope_parameters"] = {k: v for k, v in config["rope_parameters"].items() if k != "partial_rotary_factor"}
+    decoder = read_decoder(own, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True)
     if decoder.vocab_size != reader.integer("draft_vocab_size", decoder.vocab_size):
         raise reader.fail("draft_vocab_size", f"must be vocab_size = {decoder.vocab_size}; use {HEAD_ROWS_FILE}")
     if reader.flag("use_swa", False) and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):

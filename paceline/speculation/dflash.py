@@ -23,6 +23,7 @@ class DFlashProposer:
     def __init__(self, drafter: DFlashDrafter, max_drafts: int, sampler: SamplerMode = "coupled") -> None:
         self.drafter = drafter
         self.max_drafts = max_drafts
+        self.trained_drafts = drafter.config.max_drafts
         self.taps = drafter.config.target_layer_ids
         self.sampler = sampler
         self._ids = None if drafter.head_rows is None else IdMap(drafter.head_rows, drafter.target.vocab_size)

@@ -333,3 +333,15 @@ def test_a_head_over_some_rows_is_those_columns(tmp_path, dtype):
     taps = np.random.default_rng(2).normal(size=(30, 2 * SHAPE.hidden)).astype(np.float32)
     a, b = draft_once(whole, taps, 4, 7), draft_once(part, taps, 4, 7)
     assert np.array_equal(a[:, rows].view(np.uint32), b.view(np.uint32))
+
+
+def test_a_rotary_factor_copied_from_a_hybrid_target_means_nothing() -> None:
+    whole = read_drafter_config(changed(), "x").decoder.rope.inv_freq
+    copied = {**changed(), "partial_rotary_factor": 0.25}
+    assert np.array_equal(read_drafter_config(copied, "x").decoder.rope.inv_freq, whole)
+    theta = changed()["rope_theta"]
+    new_style = {
+        **changed(),
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5},
+    }
+    assert np.array_equal(read_drafter_config(new_style, "x").decoder.rope.inv_freq, whole)
