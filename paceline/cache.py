@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline._native import KEYS_PER_BLOCK
@@ -13,6 +15,17 @@ BLOCK_TOKENS: int = KEYS_PER_BLOCK
 def blocks_for(tokens: int) -> int:
     """Blocks that hold this many tokens."""
     return -(-tokens // BLOCK_TOKENS)
+
+
+def stack_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
+    """Block tables of several sequences as int32 [sequences, most blocks]; past a sequence's own blocks stands -1, which
+    no pass accepts."""
+    if len(tables) == 1:
+        return tables[0][None]
+    out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
+    for i, table in enumerate(tables):
+        out[i, : len(table)] = table
+    return out
 
 
 class BlockPool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.cache import BlockPool, blocks_for
+from paceline.cache import BlockPool, blocks_for, stack_tables
 from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
 from paceline.request import Sequence
@@ -355,12 +355,7 @@ def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], drafts: Seq[Seq[
 
 
 def block_tables(sequences: Seq[Sequence]) -> np.ndarray:
-    """int32 [sequences, most blocks]; entries past a sequence's own blocks are -1, which no pass accepts."""
+    """int32 [sequences, most blocks]: the cache blocks of sequences that were admitted."""
     tables = [s.blocks for s in sequences if s.blocks is not None]
     assert len(tables) == len(sequences)
-    if len(tables) == 1:
-        return tables[0][None]
-    out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-    for i, table in enumerate(tables):
-        out[i, : len(table)] = table
-    return out
+    return stack_tables(tables)

@@ -47,6 +47,11 @@ struct PyPlan {
   }
 };
 
+void check_fill(const Packed& p, size_t rows, size_t columns, int row, int part) {
+  if (columns != size_t(p.k) || row < 0 || size_t(row) + rows > size_t(p.n) || part < 0 || part > int(p.gated))
+    throw std::invalid_argument("fill: shape does not fit the packed weight");
+}
+
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -75,8 +80,7 @@ NB_MODULE(_native, m) {
       .def(
           "fill",
           [](Packed& p, ConstFloats2 a, int row, int part) {
-            if (int(a.shape(1)) != p.k || row < 0 || row + int(a.shape(0)) > p.n || part < 0 || part > int(p.gated))
-              throw std::invalid_argument("fill: shape does not fit the packed weight");
+            check_fill(p, a.shape(0), a.shape(1), row, part);
             nb::gil_scoped_release release;
             p.fill_f32(a.data(), row, int(a.shape(0)), part);
           },
@@ -84,8 +88,7 @@ NB_MODULE(_native, m) {
       .def(
           "fill_bf16",
           [](Packed& p, Halves2 a, int row, int part) {
-            if (int(a.shape(1)) != p.k || row < 0 || row + int(a.shape(0)) > p.n || part < 0 || part > int(p.gated))
-              throw std::invalid_argument("fill: shape does not fit the packed weight");
+            check_fill(p, a.shape(0), a.shape(1), row, part);
             nb::gil_scoped_release release;
             p.fill_bf16(a.data(), row, int(a.shape(0)), part);
           },

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline._native import KEYS_PER_BLOCK
+from paceline.cache import stack_tables
 from paceline.models.dflash import DFlashDrafter
 from paceline.sampling import DraftProbs, IdMap, SamplerMode, draft, draft_with_probs
 from paceline.speculation.drafting import Proposal, SequenceView
@@ -47,13 +48,7 @@ class DFlashProposer:
         return blocks[np.arange(len(blocks)) % ring]
 
     def _tables(self, sequences: Sequence[SequenceView]) -> np.ndarray:
-        tables = [self._table(s) for s in sequences]
-        if len(tables) == 1:
-            return tables[0][None]
-        out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
-        for i, table in enumerate(tables):
-            out[i, : len(table)] = table
-        return out
+        return stack_tables([self._table(s) for s in sequences])
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
         """A block [anchor, mask * k] per sequence with limits[i] = k > 0; shorter blocks are fewer masks."""
