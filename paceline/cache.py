@@ -18,8 +18,10 @@ def blocks_for(tokens: int) -> int:
 
 
 def stack_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
-    """Block tables of several sequences as int32 [sequences, most blocks]; past a sequence's own blocks stands -1, which
-    no pass accepts."""
+    """Tables of several sequences as int32 [sequences, most blocks].
+
+    Past a sequence's own blocks stands -1, which no pass accepts.
+    """
     if len(tables) == 1:
         return tables[0][None]
     out = np.full((len(tables), max(map(len, tables))), -1, np.int32)
