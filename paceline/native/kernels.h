@@ -97,8 +97,6 @@ struct Kernels {
   // rows [begin, end) of x [*, ldx] -> act [*, lda]: rmsnorm when weight is given, plain conversion otherwise
   void (*norm_rows)(const float* x, size_t ldx, int width, const float* weight, float eps, void* act, size_t lda,
                     Act mode, int begin, int end);
-  void (*norm_rows_f32)(const float* x, size_t ldx, int width, const float* weight, float eps, float* out, size_t ldo,
-                        int begin, int end);
   // head h of row r: h counts q heads, then k heads, then v heads
   void (*qkv_post)(const QkvPostArgs&, int row, int head, int block, int slot);
   // state: [count][2 + padded head_dim] = max, sum, weighted values; folded over partitions [p0, p1)

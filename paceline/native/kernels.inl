@@ -328,12 +328,6 @@ void norm_rows(const float* x, size_t ldx, int width, const float* weight, float
              [&](int i, V y, int left) { store_act_part(act, r * lda + i, mode, y, left); });
 }
 
-void norm_rows_f32(const float* x, size_t ldx, int width, const float* weight, float eps, float* out, size_t ldo,
-                   int begin, int end) {
-  for (int r = begin; r < end; ++r)
-    norm_row(x + r * ldx, width, weight, eps, [&](int i, V y, int left) { store_part(out + r * ldo + i, y, left); });
-}
-
 // ---------------------------------------------------------------- rope and the cache
 
 inline int padded(int n) { return (n + 15) / 16 * 16; }
@@ -616,7 +610,6 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   norm_rows, norm_rows_f32,
-    qkv_post, attend,        merge,       finish, peak_loop, read_loop,
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm, norm_rows, qkv_post, attend, merge, finish, peak_loop, read_loop,
 };
 }  // namespace paceline
