@@ -1,8 +1,16 @@
-"""Blocks of the paged key/value cache: who holds which, and proof that none is lost."""
+"""Blocks of the paged key/value cache: who holds which, what they contain, and proof that none is lost.
+
+A full block of committed tokens is published under a key that names every token up to its end, so that a later sequence
+with the same beginning takes the block instead of computing it again. Blocks that nobody holds keep their content until
+they are needed for something else, the longest unused first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -30,28 +38,152 @@ def stack_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
+def block_keys(keys: list[bytes], token_ids: Sequence[int], blocks: int, salt: str | None = None) -> list[bytes]:
+    """Extend `keys` in place to the keys of the first `blocks` blocks of a text, and return it.
+
+    A key is a 128-bit BLAKE2b digest of its block's tokens and the key before it, so equal keys mean equal texts from
+    the first token on. salt: texts with different salts share nothing.
+    """
+    root = b"" if salt is None else _digest(salt.encode("utf-8", "surrogatepass"))
+    for i in range(len(keys), blocks):
+        tokens = array("i", token_ids[i * BLOCK_TOKENS : (i + 1) * BLOCK_TOKENS])
+        assert len(tokens) == BLOCK_TOKENS
+        keys.append(_digest((keys[-1] if keys else root) + tokens.tobytes()))
+    return keys
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """In tokens of admitted sequences, as vLLM counts: asked for, and found in the cache."""
+
+    queries: int = 0
+    hits: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.queries if self.queries else 0.0
+
+
 class BlockPool:
-    """A fixed number of cache blocks; a sequence takes all it may need when it is admitted, so a step never fails."""
+    """A fixed number of cache blocks with reference counts.
+
+    `tapped` blocks also hold the drafter's keys and values; only they serve a sequence that drafts.
+    """
 
     def __init__(self, blocks: int) -> None:
         self.size = blocks
-        self._free = list(range(blocks - 1, -1, -1))
+        self._blank = list(range(blocks - 1, -1, -1))  # without content, taken first
+        self._unused: dict[int, None] = {}  # with content that nobody holds now, longest unused first
+        self._references = np.zeros(blocks, np.int32)
+        self._keys: list[bytes | None] = [None] * blocks
+        self._tapped = bytearray(blocks)
+        self._published: dict[bytes, int] = {}
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        """Blocks that can be taken."""
+        return len(self._blank) + len(self._unused)
 
-    def take(self, count: int) -> np.ndarray:
-        """Block ids int32 [count]. Raises CapacityError when fewer are free."""
-        if count > len(self._free):
-            raise CapacityError(f"kv_cache_space: {count} blocks asked for, {len(self._free)} of {self.size} free")
-        taken = [self._free.pop() for _ in range(count)]
-        return np.array(taken, np.int32)
+    @property
+    def published(self) -> int:
+        """Blocks whose content can be found."""
+        return len(self._published)
 
-    def give(self, blocks: np.ndarray) -> None:
-        self._free.extend(int(b) for b in reversed(blocks))
+    def find(self, keys: Iterable[bytes], tapped: bool) -> list[int]:
+        """Blocks that hold the longest known beginning of a text with these block keys."""
+        found = []
+        for key in keys:
+            block = self._published.get(key)
+            if block is None or (tapped and not self._tapped[block]):
+                break
+            found.append(block)
+        return found
 
-    def check(self, held: list[np.ndarray]) -> None:
-        """Every block is free or held by exactly one sequence; raises AssertionError otherwise."""
-        ids = sorted(self._free + [int(b) for blocks in held for b in blocks])
-        assert ids == list(range(self.size)), "cache blocks lost or shared"
+    def room_beside(self, blocks: Sequence[int]) -> int:
+        """Blocks that can still be taken once `blocks` (of `find`) are shared."""
+        return self.free - sum(block in self._unused for block in blocks)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Hold blocks of `find` once more."""
+        for block in blocks:
+            self._unused.pop(block, None)
+            self._references[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """Hold `count` blocks without content. Raises CapacityError, and takes none, when fewer are free."""
+        if count > self.free:
+            raise CapacityError(f"kv_cache_space: {count} blocks asked for, {self.free} of {self.size} free")
+        taken = []
+        for _ in range(count):
+            if self._blank:
+                block = self._blank.pop()
+            else:
+                block = next(iter(self._unused))
+                del self._unused[block]
+                self._forget(block)
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """Hold blocks no more. The end of a text is reused before its beginning."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} was given back twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                if self._keys[block] is None:
+                    self._blank.append(block)
+                else:
+                    self._unused[block] = None
+
+    def publish(self, block: int, key: bytes, tapped: bool) -> None:
+        """Let others find a block that is held, full, and will not change. The first block of a content stays the one
+        that is found, unless it cannot serve drafting sequences and this one can."""
+        known = self._published.get(key)
+        if known is not None:
+            if self._tapped[known] or not tapped:
+                return
+            self._forget(known)
+            if known in self._unused:
+                del self._unused[known]
+                self._blank.append(known)
+        self._published[key] = block
+        self._keys[block] = key
+        self._tapped[block] = tapped
+
+    def forget_all(self) -> None:
+        """Nothing is found any more; who holds blocks keeps them."""
+        for block in list(self._published.values()):
+            self._forget(block)
+        self._blank.extend(self._unused)
+        self._unused.clear()
+
+    def _forget(self, block: int) -> None:
+        key = self._keys[block]
+        assert key is not None
+        del self._published[key]
+        self._keys[block] = None
+        self._tapped[block] = False
+
+    def check_idle(self) -> None:
+        """With nobody holding anything, every block is free. Raises AssertionError otherwise."""
+        assert self.free == self.size and not self._references.any(), f"{self.size - self.free} cache blocks lost"
+
+    def check(self, held: Iterable[Sequence[int]]) -> None:
+        """Every block is free or held by exactly those who say so, and the index agrees; else AssertionError."""
+        count = np.zeros(self.size, np.int64)
+        for blocks in held:
+            assert len(set(blocks)) == len(blocks), "a sequence holds a block twice"
+            for block in blocks:
+                count[block] += 1
+        assert (count == self._references).all(), "references differ from holders"
+        free = [*self._blank, *self._unused]
+        assert sorted([*free, *np.flatnonzero(count)]) == list(range(self.size)), "cache blocks lost or shared"
+        assert all(self._keys[b] is None for b in self._blank), "a blank block has content"
+        assert all(self._keys[b] is not None for b in self._unused), "an unused block has no content"
+        keys = {key: block for block, key in enumerate(self._keys) if key is not None}
+        assert keys == self._published, "the index of contents is wrong"

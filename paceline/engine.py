@@ -21,6 +21,7 @@ from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify
+from paceline.scheduler import Scheduler
 from paceline.speculation.drafting import Drafter, Proposal
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
@@ -63,7 +64,12 @@ class Engine:
         max_num_seqs: int,
         kv_blocks: int,
         sampler: SamplerMode = "coupled",
+        prefix_caching: bool = True,
     ) -> None:
+        """kv_blocks: the cache's size in blocks of 16 tokens; a drafter's cache grows with it.
+
+        Raises CapacityError or ConfigError when they leave nothing to run on.
+        """
         if kv_blocks < blocks_for(2):
             raise CapacityError("kv_cache_space: no room for a single block; give more memory")
         if max_num_seqs > model.max_rows:
@@ -78,18 +84,25 @@ class Engine:
         self.max_num_seqs = max_num_seqs
         self.pool = BlockPool(kv_blocks)
         self.cache = model.new_cache(kv_blocks)
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+        self.scheduler = Scheduler(
+            self.pool,
+            max_num_seqs=max_num_seqs,
+            prefix_caching=prefix_caching,
+            tapped=self._is_tapped,
+            keep=self._uncached_tokens,
+            on_preempt=self._forget_drafts,
+        )
         self.stats = SpecDecodeStats()  # of all sequences so far
         self.lengths = DraftLengthPolicy()
         self._process = os.getpid()
         self._stepping = False
+        self._draft_seconds = 0.0  # of the step that runs
         self._doomed: list[Sequence] = []  # to be aborted when the step that runs is over
         self._warned = False
         self._logits = np.empty((0, model.vocab_size), np.float32)
         self._taps = np.empty((0, 0), np.float32)
         if proposer is not None:
-            proposer.bind(kv_blocks)
+            proposer.bind(kv_blocks, max_num_seqs)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
@@ -105,7 +118,7 @@ class Engine:
                 f"prompt and max_tokens: {sequence.most_tokens} tokens do not fit the cache of "
                 f"{self.pool.size * 16}; lower max_tokens or raise kv_cache_space"
             )
-        self.waiting.append(sequence)
+        self.scheduler.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence; its blocks are free again when this returns or, called from inside a step (a stream that the
@@ -113,17 +126,25 @@ class Engine:
         if self._stepping:
             self._doomed.append(sequence)
             return
-        if sequence in self.waiting:
-            self.waiting.remove(sequence)
-        elif sequence not in self.running:
+        if sequence not in self.running and sequence not in self.waiting:
             return
         sequence.stopper.flush()
         sequence.aborted = True
         self._release(sequence)
 
     @property
+    def waiting(self) -> deque[Sequence]:
+        """Sequences that wait for room, the next one first."""
+        return self.scheduler.waiting
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences that hold cache blocks, in order of admission."""
+        return self.scheduler.running
+
+    @property
     def busy(self) -> bool:
-        return bool(self.waiting or self.running)
+        return self.scheduler.busy
 
     def step(self) -> list[StepResult]:
         """One pass. Returns what it added, in order of admission; [] when there is nothing to do.
@@ -139,73 +160,102 @@ class Engine:
                 "a step is running: generate cannot be called from a signal handler or finalizer inside it"
             )
         self._stepping = True
+        begin = time.perf_counter()
         try:
-            self._admit()
+            self.scheduler.admit()
             work, proposal = self._schedule()
             if not work:
                 return []
             logits, taps = self._forward(work)
-            return self._commit(work, proposal, logits, taps)
+            results = self._commit(work, proposal, logits, taps)
+            self._learn_cost(work, time.perf_counter() - begin)
+            return results
         finally:
             self._stepping = False
             while self._doomed:
                 self.abort(self._doomed.pop())
+            if not self.busy:
+                self.pool.check_idle()
 
     def check(self) -> None:
-        """Integrity of the cache: every block is free or held once. Raises AssertionError."""
-        self.pool.check([s.blocks for s in self.running if s.blocks is not None])
+        """Integrity of the caches: every block is free or held by those who say so. Raises AssertionError."""
+        self.pool.check([s.block_ids for s in self.running])
+        assert not any(s.block_ids for s in self.waiting), "a waiting sequence holds blocks"
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the content of blocks that no sequence holds; those that are held are not found any more either."""
+        self.pool.forget_all()
+
+    # ---- what a drafter needs of a sequence
+
+    def _is_tapped(self, sequence: Sequence) -> bool:
+        return self.proposer is not None and bool(self.proposer.taps) and sequence.max_drafts > 0
+
+    def _uncached_tokens(self, sequence: Sequence) -> int:
+        """Tokens that a drafter must see again although their blocks are known: its own ring of rows is not shared."""
+        return self.proposer.window if self.proposer is not None and self._is_tapped(sequence) else 0
+
+    def _forget_drafts(self, sequence: Sequence) -> None:
+        if self.proposer is not None:
+            self.proposer.finish(sequence)
 
     # ---- schedule
 
-    def _admit(self) -> None:
-        """First come, first served; a sequence gets every block it may need, so that no step can run out."""
-        while self.waiting and len(self.running) < self.max_num_seqs:
-            need = blocks_for(self.waiting[0].most_tokens)
-            if need > self.pool.free:
-                return
-            sequence = self.waiting.popleft()
-            sequence.blocks = self.pool.take(need)
-            sequence.admitted = time.perf_counter()
-            self.running.append(sequence)
-
     def _schedule(self) -> tuple[list[_Work], Proposal]:
         """Who takes part in the next pass: decoding sequences first, then prompts in chunks as rows are left."""
+        for sequence in [s for s in self.running if not s.is_prefill]:
+            if sequence in self.running:  # an earlier one may have taken its blocks
+                self.scheduler.reserve(sequence, len(sequence.token_ids))
         decoding = [s for s in self.running if not s.is_prefill]
-        rows = self.model.max_rows
+        prompts = [s for s in self.running if s.is_prefill]
+        rows = self.model.max_rows - len(decoding)
+        missing = sum(len(s.token_ids) - s.num_computed for s in prompts)
         limits = [s.draft_room for s in decoding]
-        while sum(limits) + len(limits) > rows:
+        # drafts leave a part of the pass to prompts, so that these never starve
+        while sum(limits) > rows - min(missing, -(-rows // 2)):
             limits = [limit // 2 for limit in limits]
         proposal = Proposal([[] for _ in decoding])
         if self.proposer is not None and any(limits):
-            proposal = self._propose(decoding, limits)
+            proposal = self._propose(decoding, limits, min(missing, rows))
         work = []
         for sequence, drafts in zip(decoding, proposal.drafts, strict=True):
             tokens = [sequence.token_ids[-1], *drafts]
             work.append(_Work(sequence, tokens, drafts, len(tokens)))
-            rows -= len(tokens)
-        for sequence in self.running:
-            if sequence.is_prefill and rows > 0:
+            rows -= len(drafts)
+        for sequence in prompts:
+            if rows > 0:
                 start = sequence.num_computed
-                end = min(sequence.num_prompt_tokens, start + rows)
-                whole = end == sequence.num_prompt_tokens
+                end = min(len(sequence.token_ids), start + rows)
+                whole = end == len(sequence.token_ids)
                 work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
                 rows -= end - start
         return work, proposal
 
-    def _propose(self, sequences: list[Sequence], limits: list[int]) -> Proposal:
-        """Drafts of at most limits[i] tokens: so many where a request fixed the number, as many as pay elsewhere."""
+    def _propose(self, sequences: list[Sequence], limits: list[int], other_rows: int) -> Proposal:
+        """Drafts of at most limits[i] tokens: so many where a request fixed the number, as many as pay elsewhere.
+        other_rows: rows of prompts in the same pass."""
         assert self.proposer is not None
         free = [i for i, s in enumerate(sequences) if not s.fixed_drafts and limits[i]]
         if free:
-            lengths = self.lengths.choose([sequences[i].request_id for i in free], [limits[i] for i in free])
+            others = other_rows + sum(limits) + len(limits) - sum(limits[i] + 1 for i in free)
+            lengths = self.lengths.choose([sequences[i].request_id for i in free], [limits[i] for i in free], others)
             for i, length in zip(free, lengths, strict=True):
                 limits[i] = length
-            if not any(limits):
-                return Proposal([[] for _ in sequences])
+        for i, sequence in enumerate(sequences):
+            limits[i] = self.scheduler.reserve_drafts(sequence, limits[i]) if limits[i] else 0
+        if not any(limits):
+            return Proposal([[] for _ in sequences])
         begin = time.perf_counter()
         proposal = self.proposer.propose(sequences, limits)
-        self.lengths.draft.observe(sum(limit > 0 for limit in limits), time.perf_counter() - begin)
+        self._draft_seconds = time.perf_counter() - begin
+        self.lengths.draft.observe(sum(limit + 1 for limit in limits if limit), self._draft_seconds)
         return proposal
+
+    def _learn_cost(self, work: list[_Work], seconds: float) -> None:
+        """What a step cost beside its drafts, if no prompt was in it: by this the draft length is chosen."""
+        if all(item.rows_wanted == len(item.tokens) for item in work):
+            self.lengths.verify.observe(sum(len(item.tokens) for item in work), seconds - self._draft_seconds)
+        self._draft_seconds = 0.0
 
     # ---- verify
 
@@ -225,7 +275,6 @@ class Engine:
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
         taps = self._tap_buffer(len(tokens), len(layers))
-        begin = time.perf_counter()
         self.model.plan(layers).forward(
             self.cache,
             np.array(positions, np.int32),
@@ -236,8 +285,6 @@ class Engine:
             logits=self._logits,
             taps=taps,
         )
-        if len(select) == len(tokens):  # no prompt rows among them: a pass that the draft length can be chosen by
-            self.lengths.verify.observe(len(tokens), time.perf_counter() - begin)
         return self._logits[: len(select)], taps
 
     def _tapped_layers(self, work: list[_Work]) -> tuple[int, ...]:
@@ -281,6 +328,8 @@ class Engine:
         if taps is not None and self.proposer is not None:
             self._observe(context, taps)
             self._warn_of_collapse()
+        for item in work:
+            self.scheduler.publish(item.sequence)
         for result in results:
             if result.sequence.finish_reason is not None:
                 self._release(result.sequence)
@@ -311,7 +360,7 @@ class Engine:
         assert self.proposer is not None
         row, items = 0, []
         for sequence, first, rows, width in context:
-            if sequence.max_drafts and sequence.finish_reason is None:
+            if sequence.max_drafts and rows:
                 items.append((sequence, first, taps[row : row + rows]))
             row += width
         if items:
@@ -331,14 +380,9 @@ class Engine:
             )
 
     def _release(self, sequence: Sequence) -> None:
-        if sequence in self.running:
-            self.running.remove(sequence)
-        if sequence.blocks is not None:
-            self.pool.give(sequence.blocks)
-            sequence.blocks = None
+        self.scheduler.remove(sequence)
         self.lengths.finish(sequence.request_id)
-        if self.proposer is not None:
-            self.proposer.finish(sequence)
+        self._forget_drafts(sequence)
 
 
 def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,15 +21,16 @@ from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
-from paceline.prompts import as_list, check_ids, one_params, params_for, token_ids
+from paceline.prompts import as_list, cache_salt, check_ids, one_params, params_for, token_ids
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, draw_seed, make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.config import SpeculativeConfig
+from paceline.speculation.costs import CostFile
 from paceline.speculation.drafting import Drafter
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.stopping import StopChecker
-from paceline.tokenizer import load_tokenizer
+from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
 
@@ -41,6 +44,7 @@ Config = Mapping[str, Any] | str | SpeculativeConfig | None
 
 DEFAULT_KV_SHARE = 0.4  # of the memory that is free once the weights are in
 DEFAULT_KV_LIMIT = 4 << 30
+PREFIX_SHARE = 8  # a prefix cache is useful beyond what all sequences at their longest can hold: this many times
 
 
 class _Request:
@@ -67,7 +71,8 @@ class _Request:
             spec_decode=SpecDecodeStats.total(c.stats for c in self.choices),
         )
         outputs = [c.output() for c in self.choices]
-        return RequestOutput(self.request_id, self.prompt, self.ids, outputs, self.finished, metrics)
+        cached = max(c.num_cached or 0 for c in self.choices[:1])
+        return RequestOutput(self.request_id, self.prompt, self.ids, outputs, self.finished, metrics, cached)
 
 
 class LLM:
@@ -78,8 +83,10 @@ class LLM:
     speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
     None decodes plainly. The text never depends on it.
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
-    40 % of the free memory. sampler: "coupled" (the text for a seed is the same with and without speculation) or
-    "rejection" (exact in distribution, accepts more drafts).
+    40 % of the free memory. enable_prefix_caching: what a prompt has in common with earlier requests is taken from
+    their cache, as long as it is there; the output is the same. fixed_draft_length: always draft as many tokens as
+    configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same
+    with and without speculation) or "rejection" (exact in distribution, accepts more drafts).
 
     Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
     """
@@ -95,6 +102,8 @@ class LLM:
         kv_cache_space: float | None = None,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
+        enable_prefix_caching: bool = True,
+        fixed_draft_length: bool = False,
         sampler: SamplerMode = "coupled",
         isa: str = "",
         seed: int | None = None,
@@ -104,6 +113,9 @@ class LLM:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
                 raise ConfigError(f"{name}: {value!r} is not a whole number from 1 to 65536")
+        for name, flag in (("enable_prefix_caching", enable_prefix_caching), ("fixed_draft_length", fixed_draft_length)):
+            if not isinstance(flag, bool):
+                raise ConfigError(f"{name}: {flag!r} must be True or False")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
             raise ConfigError(f"seed: {seed!r} must be a whole number of 0 or more")
         self.model_name = str(model)
@@ -115,6 +127,8 @@ class LLM:
         )
         self.max_model_len = self._context(max_model_len)
         self.sampler: SamplerMode = sampler
+        self.prefix_caching = enable_prefix_caching
+        self._fixed = fixed_draft_length
         self.speculative_config, self._drafter = self._choose_drafter(speculative_config)
         blocks = self._kv_blocks(kv_cache_space, max_num_seqs)
         self.engine = Engine(
@@ -124,7 +138,11 @@ class LLM:
             max_num_seqs=max_num_seqs,
             kv_blocks=blocks,
             sampler=sampler,
+            prefix_caching=enable_prefix_caching,
         )
+        self._costs = CostFile.of(self.model, self._drafter)
+        self._costs.load(self.engine.lengths)
+        weakref.finalize(self, self._costs.save, self.engine.lengths)
         self._seeds = None if seed is None else np.random.default_rng(seed)
         self._lock = threading.RLock()
         self._counter = 0
@@ -241,6 +259,7 @@ class LLM:
                     self._step()
             finally:
                 self._abort(requests)
+            self._costs.save_now_and_then(self.engine.lengths)
         return [request.output() for request in requests]
 
     def _abort(self, requests: Sequence[_Request]) -> None:
@@ -254,6 +273,7 @@ class LLM:
     def _add(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
         vocab = self.model.vocab_size
         text, ids = token_ids(prompt, self.tokenizer, vocab)
+        salt = cache_salt(prompt)
         check_ids("logit_bias", params.logit_bias or {}, vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
         self._counter += 1
@@ -261,6 +281,8 @@ class LLM:
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
         choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
+        for each in choices:
+            each.group, each.cache_salt = choices[0].request_id, salt
         request = _Request(name, text, ids, choices)
         try:
             for choice in choices:
@@ -324,7 +346,7 @@ class LLM:
                 )
             return wanted, True
         # the text that rejection sampling draws depends on the drafts: keep their number out of the clock's hands
-        return self._drafter.max_drafts, self.sampler == "rejection"
+        return self._drafter.max_drafts, self._fixed or self.sampler == "rejection"
 
     # ---- set-up
 
@@ -344,8 +366,6 @@ class LLM:
     def _kv_blocks(self, space: float | None, max_num_seqs: int) -> int:
         """Cache blocks that fit the budget; memory is only taken as they are first used."""
         per_block = self.model.new_cache(1).bytes_per_block
-        if self._drafter is not None:
-            per_block += self._drafter.cache_bytes_per_block()
         available = runtime.available_memory()
         if space is None:
             budget = min(DEFAULT_KV_LIMIT, int(available * DEFAULT_KV_SHARE))
@@ -357,11 +377,18 @@ class LLM:
                 raise CapacityError(
                     f"kv_cache_space: {space} GiB asked for, {available / 2**30:.1f} GiB of memory are free"
                 )
-        most = blocks_for(self.max_model_len) * max_num_seqs
-        blocks = min(budget // per_block, most)
+
+        def needed(blocks: int) -> int:
+            beside = self._drafter.cache_bytes(blocks, max_num_seqs) if self._drafter is not None else 0
+            return blocks * per_block + beside
+
+        most = blocks_for(self.max_model_len) * max_num_seqs * (PREFIX_SHARE if self.prefix_caching else 1)
+        blocks = bisect_right(range(1, min(budget // per_block, most) + 1), budget, key=needed)
         if blocks < 1:
-            raise CapacityError(f"kv_cache_space: {budget} bytes hold no cache block of {per_block} bytes")
-        return int(blocks)
+            raise CapacityError(
+                f"kv_cache_space: {budget} bytes hold no cache block of {needed(1)} bytes; give more memory"
+            )
+        return blocks
 
     def info(self) -> dict[str, Any]:
         """Facts for start-up lines: path, threads, sizes in bytes, and the memory plan."""
@@ -386,6 +413,15 @@ class LLM:
             "speculation": None if drafter is None else drafter.name,
             "num_speculative_tokens": 0 if drafter is None else drafter.max_drafts,
         }
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the cache of earlier requests."""
+        with self._lock, uninterrupted:
+            self.engine.reset_prefix_cache()
 
     # ---- measuring
 

@@ -41,7 +41,8 @@ class RequestMetrics:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A finished request. prompt: its text, None if it was given as token ids."""
+    """A finished request. prompt: its text, None if it was given as token ids. num_cached_tokens: tokens of the prompt
+    that the prefix cache had, so that they were not computed."""
 
     request_id: str
     prompt: str | None
@@ -49,6 +50,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -44,6 +44,14 @@ def token_ids(prompt: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[str |
     return text, ids
 
 
+def cache_salt(prompt: Any) -> str | None:
+    """The "cache_salt" of a prompt mapping: only prompts with the same salt share cached blocks."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise ConfigError(f"cache_salt: {salt!r} must be text that is not empty")
+    return salt
+
+
 def params_for(params: Any, count: int) -> list[SamplingParams]:
     """One SamplingParams per prompt, from None, one, or a list of as many."""
     each = list(params) if isinstance(params, list | tuple) else [params] * count

@@ -28,14 +28,41 @@ class Sequence:
     max_drafts: int
     arrival: float
     fixed_drafts: bool = True  # always draft max_drafts, instead of as many as pay
-    blocks: np.ndarray | None = None
+    cache_salt: str | None = None  # sequences share cached blocks only with those of the same salt
+    group: int = 0  # choices of one request have the same: they wait for the first one's prompt and share it
+    order: int = 0  # of arrival in the engine; who came last is preempted first
+    block_ids: list[int] = field(default_factory=list)  # of the cache, for rows 0 to 16 * len - 1
+    block_keys: list[bytes] = field(default_factory=list)  # names of the contents of full blocks
+    num_published: int = 0  # blocks that were offered to other sequences
     num_computed: int = 0
+    num_cached: int | None = None  # prompt tokens that the cache had when the sequence was first admitted
+    num_preemptions: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
     aborted: bool = False
+    _table: np.ndarray = field(default_factory=lambda: np.empty(8, np.int32), repr=False)
+
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """block_ids as int32, in place; None for a sequence that holds none."""
+        return self._table[: len(self.block_ids)] if self.block_ids else None
+
+    def hold(self, blocks: list[int]) -> None:
+        """Append blocks, which the caller took from the pool for this sequence."""
+        first, count = len(self.block_ids), len(self.block_ids) + len(blocks)
+        if count > len(self._table):
+            self._table = np.resize(self._table, max(count, 2 * len(self._table)))
+        self._table[first:count] = blocks
+        self.block_ids += blocks
+
+    def drop_blocks(self) -> list[int]:
+        """Forget the blocks and all that was computed into them; returns them for the pool."""
+        blocks, self.block_ids = self.block_ids, []
+        self.num_computed = self.num_published = 0
+        return blocks
 
     @property
     def num_output_tokens(self) -> int:
@@ -43,12 +70,13 @@ class Sequence:
 
     @property
     def is_prefill(self) -> bool:
-        """Prompt rows are missing from the cache, so nothing can be drafted yet."""
-        return self.num_computed < self.num_prompt_tokens
+        """More rows than the anchor's are missing from the cache (of the prompt, or of all after a preemption), so
+        nothing can be drafted yet."""
+        return self.num_computed < max(self.num_prompt_tokens, len(self.token_ids) - 1)
 
     @property
     def most_tokens(self) -> int:
-        """Prompt and output at their longest: the cache rows that admission reserves."""
+        """Prompt and output at their longest."""
         return len(self.token_ids) + self.stopper.remaining
 
     @property

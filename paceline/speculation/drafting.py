@@ -49,18 +49,25 @@ class Drafter(Protocol):
     name: str
     taps: tuple[int, ...]  # target layers whose outputs `observe` wants
     max_drafts: int
+    window: int  # once bound: rows that a sequence must see although their blocks are in the prefix cache; 0: none
 
-    def bind(self, blocks: int) -> None:
-        """Called once: the number of cache blocks that sequences may hold."""
+    def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
+        """Memory of a drafter's own cache beside `blocks` blocks of the target's, for so many sequences at once."""
 
-    def cache_bytes_per_block(self) -> int:
-        """Memory that a drafter's own cache takes for each block of the target's."""
+    def bind(self, blocks: int, max_num_seqs: int) -> None:
+        """Called once: the number of cache blocks, and of sequences that may hold some at the same time."""
 
     def propose(self, sequences: Sequence[Any], limits: Sequence[int]) -> Proposal:
         """At most limits[i] guesses for sequence i; fewer or none are fine."""
 
     def observe(self, items: Sequence[tuple[Any, int, np.ndarray]]) -> None:
-        """(sequence, position of the first row, taps fp32 [rows, len(taps) * H]) of rows that were committed."""
+        """(sequence, position of the first row, taps fp32 [rows, len(taps) * H]) of rows that were committed.
+
+        The taps are overwritten by the next pass. The first row may be one that the prefix cache left to compute: what
+        belongs to the rows before it is in blocks that another sequence filled. When the last row of a block has been
+        observed, all of the block must be in the drafter's cache: it may serve others from now on.
+        """
 
     def finish(self, sequence: Any) -> None:
-        """The sequence ended: drop its state. Unknown sequences are ignored."""
+        """The sequence ended, or lost its blocks and will be observed from its beginning again: drop its state. Unknown
+        sequences are ignored."""

@@ -8,56 +8,84 @@ other requests of the same drafter showed.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
-PROBE_EVERY = 24  # steps without a draft after which one is tried all the same; sooner at first, from 3 on, doubling
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
+DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
+PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
+PROBE_SHARE = 0.01  # of the time goes to such probes
+HOPEFUL = 0.95  # conditional acceptance with which a probe would have to pay to be made at all
 
 
 class CostTable:
-    """Seconds of a pass over its rows.
+    """Seconds of a step over the rows of its pass.
 
-    Unknown sizes are interpolated between measured ones and extended from the nearest by `slope`, the share of a
-    one-row pass that each further row is taken to cost until measured (1/64: arithmetic against reading the weights).
+    Until measured, sizes are interpolated between measured ones and extended from the nearest along a floor: reading
+    the weights takes as long as the arithmetic of `knee` rows, so up to there a row costs next to nothing, and beyond
+    it each costs 1 / knee of a one-row pass.
     """
 
-    def __init__(self, slope: float = 1 / 64) -> None:
+    def __init__(self, knee: float = 16.0, slope: float = 1 / 64) -> None:
+        self.knee = knee
         self.slope = slope
         self._seen: dict[int, deque[float]] = {}
         self._median: dict[int, float] = {}
+        self._sizes: list[int] = []  # of _median, in order
+        self.changes = 0
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A pass of this size took so long. The first of a size does not count: it touches memory first."""
+        """A step with this many rows took so long. The first of a size does not count: it touches memory first."""
         times = self._seen.get(rows)
         if times is None:
             self._seen[rows] = deque(maxlen=WINDOW)
             return
         times.append(seconds)
-        self._median[rows] = statistics.median_low(times)
+        self._set(rows, statistics.median_low(times))
+
+    def preset(self, medians: Mapping[int, float]) -> None:
+        """Start from what an earlier run measured; what is observed replaces it."""
+        for rows, seconds in medians.items():
+            self._seen.setdefault(rows, deque(maxlen=WINDOW)).append(seconds)
+            self._set(rows, seconds)
+
+    def _set(self, rows: int, seconds: float) -> None:
+        if rows not in self._median:
+            insort(self._sizes, rows)
+        self._median[rows] = seconds
+        self.changes += 1
 
     @property
     def known(self) -> bool:
         return bool(self._median)
 
+    @property
+    def medians(self) -> dict[int, float]:
+        """Rows -> seconds, of what was measured."""
+        return {rows: self._median[rows] for rows in self._sizes}
+
+    def _floor(self, rows: float) -> float:
+        """In passes of one row."""
+        return (1.0 + self.slope * (rows - 1)) * max(1.0, rows / self.knee)
+
     def seconds(self, rows: int) -> float:
-        """Expected seconds of a pass of `rows` rows; relative to a one-row pass as long as nothing was measured."""
-        if not self._median:
-            return 1.0 + self.slope * (rows - 1)
-        if rows in self._median:
+        """Expected seconds of a step of `rows` rows; in passes of one row as long as nothing was measured."""
+        if not self._sizes:
+            return self._floor(rows)
+        at = bisect_left(self._sizes, rows)
+        if at < len(self._sizes) and self._sizes[at] == rows:
             return self._median[rows]
-        below = max((r for r in self._median if r < rows), default=None)
-        above = min((r for r in self._median if r > rows), default=None)
-        if below is not None and above is not None:
-            share = (rows - below) / (above - below)
-            return self._median[below] * (1 - share) + self._median[above] * share
-        near = below if below is not None else above
-        assert near is not None
-        one = self._median[near] / (1.0 + self.slope * (near - 1))
-        return one * (1.0 + self.slope * (rows - 1))
+        if 0 < at < len(self._sizes):
+            low, high = self._sizes[at - 1], self._sizes[at]
+            share = (rows - low) / (high - low)
+            return self._median[low] * (1 - share) + self._median[high] * share
+        near = self._sizes[0 if at == 0 else -1]
+        return self._median[near] * self._floor(rows) / self._floor(near)
 
 
 @dataclass(slots=True)
@@ -96,21 +124,23 @@ class Acceptance:
 
 
 def best_lengths(
-    survivals: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int = 0
+    survivals: Sequence[Sequence[float]], verify: CostTable, draft: Callable[[int], float], other_rows: int = 0
 ) -> list[int]:
     """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
-    be drafted. draft_seconds: cost of drafting at all. other_rows: rows of the pass that belong to others. Draft tokens
-    are admitted in order of their survival, as many as make the ratio largest.
+    be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
+    pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
+    once whatever the drafts do. Draft tokens are admitted in order of their survival, as many as make the ratio
+    largest.
     """
     rows = len(survivals) + other_rows
     order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))
-    best, best_rate = 0, len(survivals) / verify.seconds(rows)
-    expected = float(len(survivals))
+    best, best_rate = 0, rows / verify.seconds(rows)
+    expected = float(rows)
     for n, (negative, _, _) in enumerate(order, 1):
         expected -= negative
-        rate = expected / (draft_seconds + verify.seconds(rows + n))
+        rate = expected / (draft(n) + verify.seconds(rows + n))
         if rate > best_rate:
             best, best_rate = n, rate
     lengths = [0] * len(survivals)
@@ -120,7 +150,11 @@ def best_lengths(
 
 
 class DraftLengthPolicy:
-    """Chooses draft lengths for the requests of a step and learns from what became of them."""
+    """Chooses draft lengths for the requests of a step and learns from what became of them.
+
+    Requests whose drafts do not pay are probed now and then, all of them in one step, when the time that plain steps
+    have taken since has earned the cost of it, and never where even good drafts would not pay (many requests at once).
+    """
 
     def __init__(self) -> None:
         self.verify = CostTable()
@@ -128,27 +162,48 @@ class DraftLengthPolicy:
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self._own: dict[int, Acceptance] = {}
-        self._idle: dict[int, int] = {}  # steps since the last draft
-        self._patience: dict[int, int] = {}  # idle steps until the next probe
+        self._credit = 0.0  # seconds that may be spent on probes
 
-    def choose(self, requests: Sequence[int], limits: Sequence[int]) -> list[int]:
-        """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time."""
+    def choose(self, requests: Sequence[int], limits: Sequence[int], other_rows: int = 0) -> list[int]:
+        """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time. other_rows: rows of
+        the pass that belong to others."""
         survivals = [
             self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit)
             for r, limit in zip(requests, limits, strict=True)
         ]
-        draft_seconds = self.draft.seconds(len(requests)) if self.draft.known else 0.12 * self.verify.seconds(1)
-        lengths = best_lengths(survivals, self.verify, draft_seconds)
-        for i, request in enumerate(requests):
-            if lengths[i] == 0 and limits[i] > 0:
-                # a request that drafts badly now may draft well later: try two tokens from time to time
-                idle, patience = self._idle.get(request, 0) + 1, self._patience.get(request, 3)
-                if idle >= patience:
-                    lengths[i], idle = min(2, limits[i]), 0
-                    self._patience[request] = min(2 * patience, PROBE_EVERY)
-                self._idle[request] = idle
-            self.chosen[lengths[i]] = self.chosen.get(lengths[i], 0) + 1
+        lengths = best_lengths(survivals, self.verify, partial(self._draft_seconds, len(requests)), other_rows)
+        idle = [i for i, limit in enumerate(limits) if limit and not lengths[i]]
+        if idle:
+            self._probe(idle, limits, lengths, len(requests) + other_rows)
+        for length in lengths:
+            self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
+
+    def _draft_seconds(self, requests: int, tokens: int) -> float:
+        """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""
+        if self.draft.known:
+            return self.draft.seconds(min(requests, tokens) + tokens)
+        return DRAFT_SHARE * self.verify.seconds(1)
+
+    def _probe(self, idle: list[int], limits: Sequence[int], lengths: list[int], rows: int) -> None:
+        """Give idle requests a short draft if that has been earned and could ever pay."""
+        rows += sum(lengths)
+        now = self.verify.seconds(rows) + (self._draft_seconds(len(lengths), sum(lengths)) if any(lengths) else 0.0)
+        self._credit = min(self._credit + PROBE_SHARE * now, now)
+        hope = best_lengths(
+            [[HOPEFUL ** (j + 1) for j in range(min(PROBE_DRAFTS, limits[i]))] for i in idle],
+            self.verify,
+            partial(self._draft_seconds, len(lengths)),
+            rows - len(idle),
+        )
+        if not any(hope):
+            return
+        drafts = sum(hope) + sum(lengths)
+        cost = self.verify.seconds(rows + sum(hope)) + self._draft_seconds(len(lengths), drafts) - now
+        if cost <= self._credit:
+            self._credit -= max(0.0, cost)
+            for i, length in zip(idle, hope, strict=True):
+                lengths[i] = length
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
@@ -158,5 +213,3 @@ class DraftLengthPolicy:
 
     def finish(self, request: int) -> None:
         self._own.pop(request, None)
-        self._idle.pop(request, None)
-        self._patience.pop(request, None)

@@ -16,16 +16,17 @@ class LookupDrafter:
 
     name = "ngram"
     taps: tuple[int, ...] = ()
+    window = 0
 
     def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self._proposer = NgramProposer(prompt_lookup_min, prompt_lookup_max)
 
-    def bind(self, blocks: int) -> None:
-        """Nothing to prepare."""
-
-    def cache_bytes_per_block(self) -> int:
+    def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
         return 0
+
+    def bind(self, blocks: int, max_num_seqs: int) -> None:
+        """Nothing to prepare."""
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
         return Proposal([self._proposer.propose(s, limit) for s, limit in zip(sequences, limits, strict=True)])

@@ -21,7 +21,8 @@ Script = Callable[[Any, int], list[int]]
 class Scripted:
     """A drafter that says what `script(sequence, limit)` says, and checks the protocol from its side.
 
-    With taps it keeps what it observes: `rows[request_id]` must grow by exactly the committed positions.
+    With taps it keeps what it observes: `rows[request_id]` must grow by exactly the committed positions, from the first
+    one that the prefix cache did not have (None before it). What is observed again after a preemption must be the same.
     """
 
     name = "scripted"
@@ -30,14 +31,17 @@ class Scripted:
         self.max_drafts = max_drafts
         self.taps = taps
         self.script: Script = nothing
-        self.rows: dict[int, list[np.ndarray]] = {}
+        self.rows: dict[int, list[np.ndarray | None]] = {}
+        self.lost: dict[int, list[np.ndarray | None]] = {}
         self.live: set[int] = set()
 
-    def bind(self, blocks: int) -> None:
-        assert blocks > 0
+    window = 0
 
-    def cache_bytes_per_block(self) -> int:
+    def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
         return 0
+
+    def bind(self, blocks: int, max_num_seqs: int) -> None:
+        assert blocks > 0 and max_num_seqs > 0
 
     def propose(self, sequences: Sequence[Any], limits: Sequence[int]) -> Proposal:
         assert len(sequences) == len(limits) and any(limits)
@@ -47,7 +51,11 @@ class Scripted:
             assert 0 <= limit <= self.max_drafts
             assert sequence.num_computed == len(sequence.token_ids) - 1, "the anchor is the only row that is missing"
             if self.taps and limit:
-                assert len(self.rows[sequence.request_id]) == len(sequence.token_ids) - 1
+                known = self.rows.get(sequence.request_id)
+                if known is None:  # all of its rows were in the prefix cache
+                    assert sequence.num_computed % 16 == 0
+                else:
+                    assert len(known) == len(sequence.token_ids) - 1
             drafts.append(self.script(sequence, limit)[:limit] if limit else [])
             self.live.add(sequence.request_id)
         return Proposal(drafts)
@@ -55,12 +63,20 @@ class Scripted:
     def observe(self, items: Sequence[tuple[Any, int, np.ndarray]]) -> None:
         assert self.taps
         for sequence, first, taps in items:
-            seen = self.rows.setdefault(sequence.request_id, [])
+            name = sequence.request_id
+            if name not in self.rows:
+                assert first % 16 == 0, "whole blocks are shared"
+                self.rows[name] = [None] * first
+            seen = self.rows[name]
             assert first == len(seen), f"rows from {first} on, {len(seen)} known"
             seen += list(taps.copy())
+            for before, now in zip(self.lost.get(name, ()), seen, strict=False):
+                assert before is None or now is None or (before.view(np.uint32) == now.view(np.uint32)).all()
 
     def finish(self, sequence: Any) -> None:
         self.live.discard(sequence.request_id)
+        if sequence.finish_reason is None:  # preempted
+            self.lost[sequence.request_id] = self.rows.pop(sequence.request_id, [])
 
 
 # ---- scripts
@@ -140,7 +156,7 @@ def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
 
     engine.step = checked  # type: ignore[method-assign]
     if not adaptive:
-        engine.lengths.choose = lambda requests, limits: list(limits)  # type: ignore[method-assign]
+        engine.lengths.choose = lambda requests, limits, others=0: list(limits)  # type: ignore[method-assign]
     return llm
 
 
@@ -157,7 +173,7 @@ def assert_idle(llm: LLM) -> None:
     assert not engine.busy and engine.pool.free == engine.pool.size, (engine.running, engine.waiting, engine.pool.free)
     engine.check()
     assert not llm._streamed
-    assert not engine.lengths._own and not engine.lengths._idle
+    assert not engine.lengths._own
     if isinstance(engine.proposer, Scripted):
         assert not engine.proposer.live
 
@@ -168,6 +184,7 @@ def scripted(llm: LLM, script: Script) -> Iterator[Scripted]:
     assert isinstance(drafter, Scripted)
     drafter.script = script
     drafter.rows.clear()
+    drafter.lost.clear()
     try:
         yield drafter
     finally:

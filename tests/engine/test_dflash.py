@@ -166,33 +166,22 @@ def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chun
         )
         seen = record(llm)
         outputs = llm.generate(batch, params)
-        used = {int(b) for t in tables for b in t}
-        tables.clear()
-        return seen, [o.outputs[0].token_ids for o in outputs], len(used)
-
-    tables: list[np.ndarray] = []
-    ring_of = DFlashProposer._table
-
-    def ring(self: DFlashProposer, sequence: Any) -> np.ndarray:
-        tables.append(ring_of(self, sequence))
-        return tables[-1]
-
-    def whole(self: DFlashProposer, sequence: Any) -> np.ndarray:
-        tables.append(sequence.blocks)
-        return sequence.blocks
+        proposer = llm.engine.proposer
+        assert isinstance(proposer, DFlashProposer)
+        assert proposer._free_rings == list(range(len(proposer._free_rings)))[::-1] or concurrency > 1
+        return seen, [o.outputs[0].token_ids for o in outputs], proposer._cache.blocks
 
     for drafts, concurrency in ((7, 1), (20, 1), (7, 6)):
-        monkeypatch.setattr(DFlashProposer, "_table", ring)
-        seen, ids, used = run(drafts, concurrency)
-        monkeypatch.setattr(DFlashProposer, "_table", whole)
-        all_seen, all_ids, all_used = run(drafts, concurrency)
+        seen, ids, blocks = run(drafts, concurrency)
+        with monkeypatch.context() as patch:
+            patch.setattr(DFlashProposer, "_ring_blocks", lambda *_: 0)
+            all_seen, all_ids, all_blocks = run(drafts, concurrency)
         assert ids == all_ids
         assert len(seen) == len(all_seen) and len(seen) > 20
         for (at, mine), (same_at, his) in zip(seen, all_seen, strict=True):
             assert at == same_at and mine.shape == his.shape
             assert (mine.view(np.uint32) == his.view(np.uint32)).all(), (drafts, concurrency, at)
-        if chunk <= 24 and concurrency == 1:
-            assert used < all_used, "the ring is shorter than the text"
+        assert blocks < all_blocks, "rings are shorter than the texts"
 
 
 def test_the_drafter_has_its_share_of_the_cache_budget(target, drafters):
@@ -228,7 +217,7 @@ def test_a_chunk_longer_than_the_window_on_several_threads(target, drafters, mon
         return [x for _, x in seen]
 
     ring = logits()
-    monkeypatch.setattr(DFlashProposer, "_table", lambda _, sequence: sequence.blocks)
+    monkeypatch.setattr(DFlashProposer, "_ring_blocks", lambda *_: 0)
     whole = logits()
     assert len(ring) == len(whole) > 2
     assert all((a.view(np.uint32) == b.view(np.uint32)).all() for a, b in zip(ring, whole, strict=True))
@@ -270,6 +259,7 @@ def test_context_rows_are_those_of_committed_tokens(target, drafters, name):
         nonlocal compared
         results = inner()
         for s in engine.running:
+            proposer._write_context([s])  # what waits for the next draft
             done = s.num_computed
             if not done:
                 continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.speculation.length import PROBE_EVERY, Acceptance, CostTable, DraftLengthPolicy, best_lengths
+from paceline.speculation.length import PROBE_SHARE, Acceptance, CostTable, DraftLengthPolicy, best_lengths
 
 
 def table(times: dict[int, float]) -> CostTable:
@@ -77,27 +77,75 @@ def test_lengths_are_the_best_of_all(seed: int, requests: int, other_rows: int) 
     for _ in range(requests):
         survivals.append(sorted((rng.random() for _ in range(rng.randint(0, 3))), reverse=True))
     costs = table({rows: 1.0 + rng.random() * rows for rows in range(1, 20)})
-    draft_seconds = rng.random()
+    prices = [rng.random() for _ in range(10)]
+
+    def draft(tokens: int) -> float:
+        return prices[tokens]
 
     def rate(lengths: tuple[int, ...]) -> float:
-        expected = requests + sum(sum(s[:k]) for s, k in zip(survivals, lengths, strict=True))
+        expected = requests + other_rows + sum(sum(s[:k]) for s, k in zip(survivals, lengths, strict=True))
         rows = requests + other_rows + sum(lengths)
-        return expected / ((draft_seconds if any(lengths) else 0.0) + costs.seconds(rows))
+        return expected / ((draft(sum(lengths)) if any(lengths) else 0.0) + costs.seconds(rows))
 
-    chosen = tuple(best_lengths(survivals, costs, draft_seconds, other_rows))
+    chosen = tuple(best_lengths(survivals, costs, draft, other_rows))
     every = itertools.product(*(range(len(s) + 1) for s in survivals))
     assert rate(chosen) == pytest.approx(max(map(rate, every)))
 
 
-def test_hopeless_drafts_stop_and_are_probed_ever_more_rarely() -> None:
+def hopeless() -> DraftLengthPolicy:
     policy = DraftLengthPolicy()
-    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 9)})
-    policy.draft = table({1: 0.3})
-    for _ in range(300):
+    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 60)})
+    policy.draft = table({rows: 0.3 for rows in range(1, 60)})
+    for _ in range(3000):
         policy.observe(1, 4, 0)
-    lengths = [policy.choose([1], [4])[0] for _ in range(3 + 6 + 12 + 2 * PROBE_EVERY)]
-    probes = [i for i, length in enumerate(lengths) if length]
-    assert [b - a for a, b in itertools.pairwise([-1, *probes])] == [3, 6, 12, PROBE_EVERY, PROBE_EVERY]
+    return policy
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5])
+def test_hopeless_drafts_stop_and_probes_cost_a_small_share_of_the_time(requests: int) -> None:
+    policy, spent, plain = hopeless(), 0.0, 0.0
+    lengths = [policy.choose(range(2, 2 + requests), [4] * requests) for _ in range(3000)]
+    for chosen in lengths:
+        probe = sum(chosen)
+        assert probe in (0, 2 * requests), "all of them are probed in one step"
+        plain += policy.verify.seconds(requests)
+        if probe:
+            spent += policy.verify.seconds(requests + probe) + 0.3 - policy.verify.seconds(requests)
+    assert 0.5 * PROBE_SHARE < spent / plain < 1.1 * PROBE_SHARE
+
+
+def test_there_are_no_probes_where_even_good_drafts_would_not_pay() -> None:
+    policy = hopeless()
+    policy.verify = table({rows: float(rows) for rows in range(1, 60)})
+    assert not any(sum(policy.choose(range(2, 20), [4] * 18)) for _ in range(3000))
+
+
+def test_a_probe_finds_drafts_that_have_become_good() -> None:
+    policy = hopeless()
+    chosen = []
+    for _ in range(3000):
+        chosen += policy.choose([1], [4])
+        policy.observe(1, chosen[-1], chosen[-1])
+    assert chosen[0] == 0 and chosen[-1] == 4
+
+
+def test_rows_of_others_make_drafts_dearer() -> None:
+    """A pass that is full of prompt rows already computes rather than waits for memory."""
+    policy = DraftLengthPolicy()
+    for _ in range(200):
+        policy.observe(1, 4, 2)
+    assert policy.choose([1], [4])[0] > 0
+    assert policy.choose([1], [4], 512) == [0]
+
+
+@given(st.dictionaries(st.integers(1, 80), st.floats(0.5, 50), min_size=1, max_size=12), st.integers(1, 600))
+def test_a_table_that_was_kept_gives_the_same_costs(times: dict[int, float], rows: int) -> None:
+    costs, again = table(times), CostTable()
+    again.preset(costs.medians)
+    assert again.seconds(rows) == costs.seconds(rows) > 0
+    for _ in range(40):
+        again.observe(next(iter(times)), 7.0)
+    assert again.seconds(next(iter(times))) == 7.0, "what is measured now counts"
 
 
 def test_certain_drafts_are_made_in_full_and_a_limit_is_kept() -> None:

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests measure says nothing about this machine: it stays out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_COSTS", str(tmp_path_factory.mktemp("costs")))
+        yield
