@@ -113,7 +113,10 @@ class LLM:
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
                 raise ConfigError(f"{name}: {value!r} is not a whole number from 1 to 65536")
-        for name, flag in (("enable_prefix_caching", enable_prefix_caching), ("fixed_draft_length", fixed_draft_length)):
+        for name, flag in (
+            ("enable_prefix_caching", enable_prefix_caching),
+            ("fixed_draft_length", fixed_draft_length),
+        ):
             if not isinstance(flag, bool):
                 raise ConfigError(f"{name}: {flag!r} must be True or False")
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):

@@ -53,7 +53,6 @@ DAMAGED = [
     '{"verify": {"x": 1}, "draft": {}}',
     '{"verify": [1], "draft": {}}',
     '{"verify": {"8": 1e999}, "draft": {}}',
-    "",
 ]
 
 
