@@ -103,6 +103,10 @@ class BlockPool:
             found.append(block)
         return found
 
+    def num_tapped(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks`, from the first on, hold a drafter's rows too."""
+        return next((i for i, block in enumerate(blocks) if not self._tapped[block]), len(blocks))
+
     def room_beside(self, blocks: Sequence[int]) -> int:
         """Blocks that can still be taken once `blocks` (of `find`) are shared."""
         return self.free - sum(block in self._unused for block in blocks)
@@ -144,6 +148,9 @@ class BlockPool:
         """Let others find a block that is held, full, and will not change. The first block of a content stays the one
         that is found, unless it cannot serve drafting sequences and this one can."""
         known = self._published.get(key)
+        if known == block:
+            self._tapped[block] |= tapped
+            return
         if known is not None:
             if self._tapped[known] or not tapped:
                 return

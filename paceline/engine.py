@@ -29,6 +29,7 @@ from paceline.speculation.stats import SpecDecodeStats
 log = logging.getLogger(__name__)
 
 WARN_AFTER_DRAFTS = 200
+EXPECTED_TOKENS = 64  # that a request is taken to have before it still, at least
 WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing or template sits near 1
 
 
@@ -50,6 +51,7 @@ class _Work:
     tokens: list[int]
     drafts: list[int]
     rows_wanted: int
+    tapped: bool = False  # the drafter sees its rows
 
 
 class Engine:
@@ -88,7 +90,7 @@ class Engine:
             self.pool,
             max_num_seqs=max_num_seqs,
             prefix_caching=prefix_caching,
-            tapped=self._is_tapped,
+            tapped=lambda sequence: self._follows(sequence) and self.scheduler.taps_are_shared,
             keep=self._uncached_tokens,
             on_preempt=self._forget_drafts,
         )
@@ -103,6 +105,7 @@ class Engine:
         self._taps = np.empty((0, 0), np.float32)
         if proposer is not None:
             proposer.bind(kv_blocks, max_num_seqs)
+            self.scheduler.taps_are_shared = not proposer.window
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
@@ -188,12 +191,29 @@ class Engine:
 
     # ---- what a drafter needs of a sequence
 
-    def _is_tapped(self, sequence: Sequence) -> bool:
-        return self.proposer is not None and bool(self.proposer.taps) and sequence.max_drafts > 0
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether the drafter should see a sequence's rows now: not where drafts would not pay anyway."""
+        if self.proposer is None or not self.proposer.taps or not sequence.max_drafts:
+            return False
+        return sequence.fixed_drafts or self.lengths.worthwhile
 
     def _uncached_tokens(self, sequence: Sequence) -> int:
         """Tokens that a drafter must see again although their blocks are known: its own ring of rows is not shared."""
-        return self.proposer.window if self.proposer is not None and self._is_tapped(sequence) else 0
+        return self.proposer.window if self.proposer is not None and self._follows(sequence) else 0
+
+    def _up_to_date(self, sequence: Sequence) -> bool:
+        """Whether the drafter has seen every row that is computed, or needs none."""
+        return self.proposer is None or not self.proposer.taps or sequence.num_tapped == sequence.num_computed
+
+    def _catch_up(self, sequence: Sequence, rows: int) -> None:
+        """Compute the rows again that a drafter missed while drafts did not pay, if the tokens to come are worth it."""
+        missed = sequence.num_computed - sequence.num_tapped
+        if not missed or not self._follows(sequence):
+            return
+        to_come = min(sequence.stopper.remaining, max(EXPECTED_TOKENS, sequence.num_output_tokens))
+        saved = self.lengths.saved(rows, sequence.max_drafts) * to_come
+        if sequence.fixed_drafts or saved > 2 * missed * self.lengths.verify.row_seconds:
+            self.scheduler.compute_again(sequence, sequence.num_tapped)
 
     def _forget_drafts(self, sequence: Sequence) -> None:
         if self.proposer is not None:
@@ -206,11 +226,15 @@ class Engine:
         for sequence in [s for s in self.running if not s.is_prefill]:
             if sequence in self.running:  # an earlier one may have taken its blocks
                 self.scheduler.reserve(sequence, len(sequence.token_ids))
+        if self.proposer is not None and self.proposer.taps:
+            decoding = [s for s in self.running if not s.is_prefill]
+            for sequence in decoding:
+                self._catch_up(sequence, len(decoding))
         decoding = [s for s in self.running if not s.is_prefill]
         prompts = [s for s in self.running if s.is_prefill]
         rows = self.model.max_rows - len(decoding)
         missing = sum(len(s.token_ids) - s.num_computed for s in prompts)
-        limits = [s.draft_room for s in decoding]
+        limits = [s.draft_room if self._up_to_date(s) else 0 for s in decoding]
         # drafts leave a part of the pass to prompts, so that these never starve
         while sum(limits) > rows - min(missing, -(-rows // 2)):
             limits = [limit // 2 for limit in limits]
@@ -288,9 +312,9 @@ class Engine:
         return self._logits[: len(select)], taps
 
     def _tapped_layers(self, work: list[_Work]) -> tuple[int, ...]:
-        if self.proposer is None or not any(item.sequence.max_drafts for item in work):
-            return ()
-        return self.proposer.taps
+        for item in work:
+            item.tapped = self._follows(item.sequence) and self._up_to_date(item.sequence)
+        return self.proposer.taps if self.proposer is not None and any(item.tapped for item in work) else ()
 
     def _tap_buffer(self, rows: int, layers: int) -> np.ndarray | None:
         if not layers:
@@ -312,7 +336,9 @@ class Engine:
         committed = verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
         _check_finite(logits, committed, drafts)
         now = time.perf_counter()
-        results, context, row, taken = [], [], 0, iter(committed)
+        results, row, taken = [], 0, iter(committed)
+        observed: list[tuple[Sequence, int, np.ndarray]] = []
+        end = 0
         for item in work:
             sequence = item.sequence
             first = sequence.num_computed
@@ -324,9 +350,13 @@ class Engine:
             else:
                 rows = len(item.tokens)
             sequence.num_computed = first + rows
-            context.append((sequence, first, rows, len(item.tokens)))
-        if taps is not None and self.proposer is not None:
-            self._observe(context, taps)
+            if item.tapped and rows:
+                assert taps is not None
+                observed.append((sequence, first, taps[end : end + rows]))  # rows of rejected drafts are passed over
+                sequence.num_tapped = first + rows
+            end += len(item.tokens)
+        if observed and self.proposer is not None:
+            self.proposer.observe(observed)
             self._warn_of_collapse()
         for item in work:
             self.scheduler.publish(item.sequence)
@@ -354,17 +384,6 @@ class Engine:
         sequence.last_token = now
         flags = [i < accepted for i in range(len(kept))]
         return StepResult(sequence, kept, flags, stop.text)
-
-    def _observe(self, context: list[tuple[Sequence, int, int, int]], taps: np.ndarray) -> None:
-        """Hand the taps of committed rows to the drafter; rows of rejected drafts are passed over."""
-        assert self.proposer is not None
-        row, items = 0, []
-        for sequence, first, rows, width in context:
-            if sequence.max_drafts and rows:
-                items.append((sequence, first, taps[row : row + rows]))
-            row += width
-        if items:
-            self.proposer.observe(items)
 
     def _warn_of_collapse(self) -> None:
         """Say once that a trained drafter is hardly ever right: the pairing may be wrong in a way no check can see."""

@@ -35,6 +35,7 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)  # names of the contents of full blocks
     num_published: int = 0  # blocks that were offered to other sequences
     num_computed: int = 0
+    num_tapped: int = 0  # of the rows computed: those from 0 on that a drafter has seen
     num_cached: int | None = None  # prompt tokens that the cache had when the sequence was first admitted
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Sequence:
     def drop_blocks(self) -> list[int]:
         """Forget the blocks and all that was computed into them; returns them for the pool."""
         blocks, self.block_ids = self.block_ids, []
-        self.num_computed = self.num_published = 0
+        self.num_computed = self.num_published = self.num_tapped = 0
         return blocks
 
     @property

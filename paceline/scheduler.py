@@ -28,12 +28,13 @@ class Scheduler:
         keep: Callable[[Sequence], int] = lambda _: 0,
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """tapped: whether a drafter follows a sequence, which needs its keys and values in shared blocks too. keep: how
+        """tapped: whether a drafter follows a sequence now and needs its rows in shared blocks too. keep: how
         many tokens at the end of what the cache knows must be computed all the same. on_preempt: called for a sequence
         whose blocks are gone."""
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.prefix_caching = prefix_caching
+        self.taps_are_shared = True  # a drafter's keys and values are in the blocks, not in rings of its own
         self.stats = PrefixCacheStats()
         self.num_preemptions = 0
         self.waiting: deque[Sequence] = deque()
@@ -101,6 +102,10 @@ class Scheduler:
         sequence.hold(shared)
         sequence.hold(self.pool.take(need))
         sequence.num_computed = BLOCK_TOKENS * len(shared)
+        if self.taps_are_shared:
+            sequence.num_tapped = BLOCK_TOKENS * self.pool.num_tapped(shared)
+        else:
+            sequence.num_tapped = sequence.num_computed if self._keep(sequence) else 0
         sequence.num_published = len(shared)
         self.running.append(sequence)
         if self.prefix_caching and sequence.num_cached is None:
@@ -144,10 +149,15 @@ class Scheduler:
         if full <= sequence.num_published:
             return
         keys = block_keys(sequence.block_keys, sequence.token_ids, full, sequence.cache_salt)
-        tapped = self._tapped(sequence)
         for i in range(sequence.num_published, full):
-            self.pool.publish(sequence.block_ids[i], keys[i], tapped)
+            self.pool.publish(sequence.block_ids[i], keys[i], (i + 1) * BLOCK_TOKENS <= sequence.num_tapped)
         sequence.num_published = full
+
+    def compute_again(self, sequence: Sequence, first: int) -> None:
+        """Forget the rows of a running sequence from `first` on; the next passes compute them again, to the same
+        bits, so that who shares their blocks does not notice."""
+        sequence.num_computed = first
+        sequence.num_published = min(sequence.num_published, first // BLOCK_TOKENS)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Later arrivals than this one all wait, so the front of the queue is its place."""

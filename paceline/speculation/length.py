@@ -20,7 +20,10 @@ FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
-HOPEFUL = 0.95  # conditional acceptance with which a probe would have to pay to be made at all
+HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
+GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
+LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
+FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
 class CostTable:
@@ -69,6 +72,11 @@ class CostTable:
         """Rows -> seconds, of what was measured."""
         return {rows: self._median[rows] for rows in self._sizes}
 
+    @property
+    def row_seconds(self) -> float:
+        """What a row costs in a pass of many, which computes rather than waits for memory."""
+        return self.seconds(1) / self.knee
+
     def _floor(self, rows: float) -> float:
         """In passes of one row."""
         return (1.0 + self.slope * (rows - 1)) * max(1.0, rows / self.knee)
@@ -98,8 +106,7 @@ class Acceptance:
     def observe(self, drafted: int, accepted: int, forget: float = 1.0) -> None:
         """A draft of `drafted` tokens of which the first `accepted` were kept."""
         if forget != 1.0:
-            self.tries = [x * forget for x in self.tries]
-            self.hits = [x * forget for x in self.hits]
+            self.fade(forget)
         reached = min(drafted, accepted + 1)  # positions that were put to the test
         while len(self.tries) < reached:
             self.tries.append(0.0)
@@ -107,6 +114,11 @@ class Acceptance:
         for j in range(reached):
             self.tries[j] += 1.0
             self.hits[j] += j < accepted
+
+    def fade(self, share: float) -> None:
+        """Keep this share of the weight of what was seen."""
+        self.tries = [x * share for x in self.tries]
+        self.hits = [x * share for x in self.hits]
 
     def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
         """Chance that each of `length` positions is kept; positions never tried follow the one before."""
@@ -153,7 +165,8 @@ class DraftLengthPolicy:
     """Chooses draft lengths for the requests of a step and learns from what became of them.
 
     Requests whose drafts do not pay are probed now and then, all of them in one step, when the time that plain steps
-    have taken since has earned the cost of it, and never where even good drafts would not pay (many requests at once).
+    have taken since has earned the cost of it. Where drafts would not pay even if they were much better than so far
+    (many requests at once), there are no probes, and after a while `worthwhile` says that a drafter need not follow.
     """
 
     def __init__(self) -> None:
@@ -161,22 +174,47 @@ class DraftLengthPolicy:
         self.draft = CostTable()
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
+        self.worthwhile = True
         self._own: dict[int, Acceptance] = {}
         self._credit = 0.0  # seconds that may be spent on probes
+        self._hopeless = 0  # steps in a row
+        self._given_up_at = 0  # rows
+        self._idle = 0  # steps since
 
     def choose(self, requests: Sequence[int], limits: Sequence[int], other_rows: int = 0) -> list[int]:
         """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time. other_rows: rows of
         the pass that belong to others."""
+        rows = len(requests) + other_rows
+        if self.worthwhile or self._reconsider(rows):
+            lengths = self._choose(requests, limits, rows)
+        else:
+            lengths = [0] * len(requests)
+        for length in lengths:
+            self.chosen[length] = self.chosen.get(length, 0) + 1
+        return lengths
+
+    def saved(self, rows: int, limit: int) -> float:
+        """Seconds that drafting is expected to save per token of a request in a step of so many rows in all, from what
+        requests showed on average; 0 where it would not pay."""
+        survival = self.overall.survival(limit)
+        (length,) = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
+        if not length:
+            return 0.0
+        drafted = self.verify.seconds(rows + length) + self._draft_seconds(1, length)
+        return max(0.0, self.verify.seconds(rows) - drafted / (1.0 + sum(survival[:length])))
+
+    def _choose(self, requests: Sequence[int], limits: Sequence[int], rows: int) -> list[int]:
         survivals = [
             self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit)
             for r, limit in zip(requests, limits, strict=True)
         ]
-        lengths = best_lengths(survivals, self.verify, partial(self._draft_seconds, len(requests)), other_rows)
+        draft = partial(self._draft_seconds, len(requests))
+        lengths = best_lengths(survivals, self.verify, draft, rows - len(requests))
         idle = [i for i, limit in enumerate(limits) if limit and not lengths[i]]
         if idle:
-            self._probe(idle, limits, lengths, len(requests) + other_rows)
-        for length in lengths:
-            self.chosen[length] = self.chosen.get(length, 0) + 1
+            self._probe(idle, limits, lengths, rows)
+        elif any(lengths):
+            self._hopeless = 0
         return lengths
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
@@ -185,25 +223,46 @@ class DraftLengthPolicy:
             return self.draft.seconds(min(requests, tokens) + tokens)
         return DRAFT_SHARE * self.verify.seconds(1)
 
+    def _hope(self, limits: Sequence[int], rows: int) -> list[int]:
+        """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better."""
+        kept = 1.0 - HOPE * (1.0 - self.overall.survival(1)[0])
+        survivals = [[kept ** (j + 1) for j in range(min(PROBE_DRAFTS, limit))] for limit in limits]
+        return best_lengths(survivals, self.verify, partial(self._draft_seconds, len(limits)), rows - len(limits))
+
     def _probe(self, idle: list[int], limits: Sequence[int], lengths: list[int], rows: int) -> None:
-        """Give idle requests a short draft if that has been earned and could ever pay."""
+        """Give idle requests a short draft if that has been earned and might pay."""
         rows += sum(lengths)
         now = self.verify.seconds(rows) + (self._draft_seconds(len(lengths), sum(lengths)) if any(lengths) else 0.0)
         self._credit = min(self._credit + PROBE_SHARE * now, now)
-        hope = best_lengths(
-            [[HOPEFUL ** (j + 1) for j in range(min(PROBE_DRAFTS, limits[i]))] for i in idle],
-            self.verify,
-            partial(self._draft_seconds, len(lengths)),
-            rows - len(idle),
-        )
+        hope = self._hope([limits[i] for i in idle], rows)
         if not any(hope):
+            self._lose_hope(rows, any(lengths))
             return
+        self._hopeless = 0
         drafts = sum(hope) + sum(lengths)
         cost = self.verify.seconds(rows + sum(hope)) + self._draft_seconds(len(lengths), drafts) - now
         if cost <= self._credit:
             self._credit -= max(0.0, cost)
             for i, length in zip(idle, hope, strict=True):
                 lengths[i] = length
+
+    def _lose_hope(self, rows: int, some_draft: bool) -> None:
+        self._hopeless = 0 if some_draft else self._hopeless + 1
+        if self._hopeless >= GIVE_UP_AFTER:
+            self.worthwhile = False
+            self._given_up_at, self._idle = rows, 0
+
+    def _reconsider(self, rows: int) -> bool:
+        """Whether drafts may pay again: less runs, or what was known of them is old."""
+        self._idle += 1
+        look = self._idle % LOOK_AGAIN_EVERY == 0
+        if not look and rows > 0.75 * self._given_up_at:
+            return False
+        if look:
+            self.overall.fade(FADE)
+        if any(self._hope([PROBE_DRAFTS] * rows, rows)):
+            self.worthwhile, self._hopeless = True, 0
+        return self.worthwhile
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""

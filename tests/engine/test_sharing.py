@@ -128,6 +128,39 @@ def test_a_drafter_gets_what_it_needs_from_shared_blocks(world):
     assert_idle(llm)
 
 
+@pytest.mark.parametrize("taps", [(), (0, 1)])
+def test_a_drafter_that_rests_catches_up_when_it_is_worth_it(world, taps):
+    """While drafts do not pay, rows are not tapped; later they are computed again, with the same bits, or the request
+    stays plain: the harness sees to it that a drafter is asked only where it knows all rows."""
+    llm = open_llm(world.folder, Scripted(taps=taps), dtype=world.dtype, max_num_batched_tokens=40)
+    lengths, prompts = llm.engine.lengths, [text(7, 50), text(8, 3), text(7, 41)]
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=60, logprobs=1, ignore_eos=True) for i in range(3)]
+    want, oracle = [world.plain.generate(p, q)[0] for p, q in zip(prompts, params, strict=True)], Oracle()
+    for output in want:
+        oracle.learn(output)
+    seen = set()
+    for round_, (worth, saves) in enumerate([(0, 1), (5, 1), (17, 1), (17, 0), (40, 1)]):
+        lengths.saved = lambda rows, limit, saves=saves: 1e9 * saves  # type: ignore[method-assign]
+        if round_ == 3:
+            llm.reset_prefix_cache()
+        with scripted(llm, half_right(oracle, V, 4)) as drafter, llm._lock:
+            lengths.worthwhile = False
+            added = [llm._add(p, q, llm._draft_length(True, None)) for p, q in zip(prompts, params, strict=True)]
+            for step in range(1000):
+                lengths.worthwhile = worth <= step < worth + 12
+                if not llm.engine.busy:
+                    break
+                llm._step()
+            drafted = sum(r.output().metrics.spec_decode.num_drafts for r in added)
+            seen.add((saves, bool(drafter.rows), bool(drafted)))
+        for request, his in zip(added, want, strict=True):
+            assert_same(request.output(), his, (worth, saves))
+    assert (1, bool(taps), True) in seen
+    if taps:
+        assert (0, False, False) in seen, "not worth it: plain to the end"
+    assert_idle(llm)
+
+
 # ---- preemption
 
 

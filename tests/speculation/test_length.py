@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.speculation.length import PROBE_SHARE, Acceptance, CostTable, DraftLengthPolicy, best_lengths
+from paceline.speculation.length import (
+    GIVE_UP_AFTER,
+    PROBE_SHARE,
+    Acceptance,
+    CostTable,
+    DraftLengthPolicy,
+    best_lengths,
+)
 
 
 def table(times: dict[int, float]) -> CostTable:
@@ -94,7 +101,7 @@ def test_lengths_are_the_best_of_all(seed: int, requests: int, other_rows: int) 
 
 def hopeless() -> DraftLengthPolicy:
     policy = DraftLengthPolicy()
-    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 60)})
+    policy.verify = table({rows: 1.0 + 0.02 * rows for rows in range(1, 60)})
     policy.draft = table({rows: 0.3 for rows in range(1, 60)})
     for _ in range(3000):
         policy.observe(1, 4, 0)
@@ -114,10 +121,45 @@ def test_hopeless_drafts_stop_and_probes_cost_a_small_share_of_the_time(requests
     assert 0.5 * PROBE_SHARE < spent / plain < 1.1 * PROBE_SHARE
 
 
-def test_there_are_no_probes_where_even_good_drafts_would_not_pay() -> None:
+def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_rests() -> None:
     policy = hopeless()
     policy.verify = table({rows: float(rows) for rows in range(1, 60)})
+    assert policy.worthwhile
     assert not any(sum(policy.choose(range(2, 20), [4] * 18)) for _ in range(3000))
+    assert not policy.worthwhile
+    policy.verify = table({rows: 1.0 + 0.001 * rows for rows in range(1, 60)})
+    policy.choose(range(2, 20), [4] * 18)
+    assert not policy.worthwhile, "as many as before: it does not look at every step"
+    policy.choose([2, 3], [4, 4])
+    assert policy.worthwhile, "far fewer: it looks at once"
+
+
+def test_bad_experience_fades() -> None:
+    """Requests that drafted badly are not held against others for ever."""
+    policy = hopeless()
+    policy.verify = table({rows: 1.0 + 0.7 * rows for rows in range(1, 60)})
+    for _ in range(GIVE_UP_AFTER):
+        policy.choose([2], [4])
+    assert not policy.worthwhile
+    steps = 0
+    while not policy.worthwhile and steps < 50_000:
+        policy.choose([2], [4])
+        steps += 1
+    assert 500 < steps < 50_000
+
+
+@given(st.integers(1, 40), st.integers(1, 8), st.floats(0.0, 1.0))
+def test_what_drafting_saves_is_what_the_costs_say(rows: int, limit: int, kept: float) -> None:
+    policy = DraftLengthPolicy()
+    policy.verify = table({n: 1.0 + 0.1 * n for n in range(1, 60)})
+    for i in range(500):
+        policy.observe(1, 1, i % 100 < kept * 100)
+    saved = policy.saved(rows, limit)
+    assert 0 <= saved < policy.verify.seconds(rows)
+    if kept == 0.0:
+        assert saved == 0
+    if kept == 1.0 and rows == 1:
+        assert saved > 0
 
 
 def test_a_probe_finds_drafts_that_have_become_good() -> None:
