@@ -226,9 +226,11 @@ class Engine:
         for sequence in [s for s in self.running if not s.is_prefill]:
             if sequence in self.running:  # an earlier one may have taken its blocks
                 self.scheduler.reserve(sequence, len(sequence.token_ids))
-        if self.proposer is not None and self.proposer.taps:
+        if self.proposer is not None:
+            if not self.lengths.worthwhile and self.running:
+                self.lengths.reconsider(len(self.running))
             decoding = [s for s in self.running if not s.is_prefill]
-            for sequence in decoding:
+            for sequence in decoding if self.proposer.taps else ():
                 self._catch_up(sequence, len(decoding))
         decoding = [s for s in self.running if not s.is_prefill]
         prompts = [s for s in self.running if s.is_prefill]

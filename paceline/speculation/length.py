@@ -185,10 +185,7 @@ class DraftLengthPolicy:
         """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time. other_rows: rows of
         the pass that belong to others."""
         rows = len(requests) + other_rows
-        if self.worthwhile or self._reconsider(rows):
-            lengths = self._choose(requests, limits, rows)
-        else:
-            lengths = [0] * len(requests)
+        lengths = self._choose(requests, limits, rows) if self.worthwhile else [0] * len(requests)
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
@@ -252,17 +249,17 @@ class DraftLengthPolicy:
             self.worthwhile = False
             self._given_up_at, self._idle = rows, 0
 
-    def _reconsider(self, rows: int) -> bool:
-        """Whether drafts may pay again: less runs, or what was known of them is old."""
+    def reconsider(self, rows: int) -> None:
+        """Once for each step of `rows` rows while drafts are not worthwhile: they may be again, when less runs or what
+        was known of them is old."""
         self._idle += 1
         look = self._idle % LOOK_AGAIN_EVERY == 0
         if not look and rows > 0.75 * self._given_up_at:
-            return False
+            return
         if look:
             self.overall.fade(FADE)
         if any(self._hope([PROBE_DRAFTS] * rows, rows)):
             self.worthwhile, self._hopeless = True, 0
-        return self.worthwhile
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
