@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
+REFIT_AFTER = 16  # observations
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
@@ -31,7 +32,8 @@ class CostTable:
 
     Until measured, sizes are interpolated between measured ones and extended from the nearest along a floor: reading
     the weights takes as long as the arithmetic of `knee` rows, so up to there a row costs next to nothing, and beyond
-    it each costs 1 / knee of a one-row pass.
+    it each costs 1 / knee of a one-row pass. Measured sizes are smoothed so that more rows never take less time: a few
+    passes that were disturbed do not mislead.
     """
 
     def __init__(self, knee: float = 16.0, slope: float = 1 / 64) -> None:
@@ -40,6 +42,8 @@ class CostTable:
         self._seen: dict[int, deque[float]] = {}
         self._median: dict[int, float] = {}
         self._sizes: list[int] = []  # of _median, in order
+        self._fitted: list[float] = []  # seconds of _sizes, made to rise with them
+        self._stale = 0  # changes since
         self.changes = 0
 
     def observe(self, rows: int, seconds: float) -> None:
@@ -60,8 +64,18 @@ class CostTable:
     def _set(self, rows: int, seconds: float) -> None:
         if rows not in self._median:
             insort(self._sizes, rows)
+            self._fitted = []
         self._median[rows] = seconds
+        self._stale += 1
         self.changes += 1
+
+    def _fit(self) -> list[float]:
+        """Seconds per size such that more rows never take less: sizes that were seen often count for more."""
+        if not self._fitted or self._stale >= REFIT_AFTER:
+            weights = [len(self._seen[rows]) for rows in self._sizes]
+            self._fitted = rising([self._median[rows] for rows in self._sizes], weights)
+            self._stale = 0
+        return self._fitted
 
     @property
     def known(self) -> bool:
@@ -85,15 +99,28 @@ class CostTable:
         """Expected seconds of a step of `rows` rows; in passes of one row as long as nothing was measured."""
         if not self._sizes:
             return self._floor(rows)
-        at = bisect_left(self._sizes, rows)
+        fitted, at = self._fit(), bisect_left(self._sizes, rows)
         if at < len(self._sizes) and self._sizes[at] == rows:
-            return self._median[rows]
+            return fitted[at]
         if 0 < at < len(self._sizes):
             low, high = self._sizes[at - 1], self._sizes[at]
             share = (rows - low) / (high - low)
-            return self._median[low] * (1 - share) + self._median[high] * share
-        near = self._sizes[0 if at == 0 else -1]
-        return self._median[near] * self._floor(rows) / self._floor(near)
+            return fitted[at - 1] * (1 - share) + fitted[at] * share
+        near = 0 if at == 0 else -1
+        return fitted[near] * self._floor(rows) / self._floor(self._sizes[near])
+
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest to `values` in weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, length = value, float(weight), 1
+        while pools and pools[-1][0] >= mean:
+            before, his, count = pools.pop()
+            mean = (before * his + mean * total) / (his + total)
+            total, length = total + his, length + count
+        pools.append((mean, total, length))
+    return [mean for mean, _, length in pools for _ in range(length)]
 
 
 @dataclass(slots=True)
