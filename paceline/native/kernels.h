@@ -36,6 +36,7 @@ struct GemmArgs {
   int panel_begin, panel_end;
   const uint8_t* next;  // weights that this thread reads next, to be on their way when it gets there
   size_t next_bytes;
+  bool far_prefetch;  // this processor gains from prefetches into its second-level cache
   Epilogue epilogue;
   const float* bias;  // [n] or null
   float* out;         // [rows, ldo]

@@ -461,6 +461,7 @@ void Plan::linear(const Op& op, const Batch& b, int tid) {
     g.out = f32(op.out, b, &ld);
     g.ldo = ld;
   }
+  g.far_prefetch = !getenv("NOFAR");
   const int unit = op.w->gated ? 2 : 1;
   const Range panels = share(op.w->panels / unit, tid, threads);
   g.panel_begin = panels.begin * unit;
