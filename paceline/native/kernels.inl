@@ -204,8 +204,8 @@ constexpr int kMaxTileRows = S::kPanelRows > S::kHalfRows ? S::kPanelRows : S::k
 template <bool F32>
 inline void panel_dispatch(int mr, const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt,
                            Prefetch next, Stream stream) {
-#define PL_CASE(N)                                                                                \
-  case N:                                                                                         \
+#define PL_CASE(N)                                                                                 \
+  case N:                                                                                          \
     if constexpr (N <= kMaxTileRows) panel_tile<N, F32>(a, lda, w, steps, tmp, ldt, next, stream); \
     break
   switch (mr) {
