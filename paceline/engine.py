@@ -8,6 +8,7 @@ them before the next pass overwrites them, and nothing else has seen the drafts.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -408,15 +409,11 @@ class Engine:
 
 def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
     """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
-    rows: list[int] = []
-    tokens: list[int] = []
     first = 0
     for block, drafted in zip(committed, drafts, strict=True):
-        rows += range(first, first + len(block))
-        tokens += block
+        if not all(math.isfinite(logits.item(first + i, token)) for i, token in enumerate(block)):
+            raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
         first += len(drafted) + 1
-    if not np.isfinite(logits[rows, tokens]).all():
-        raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
 
 
 def block_tables(sequences: Seq[Sequence]) -> np.ndarray:

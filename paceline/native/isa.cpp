@@ -3,6 +3,10 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "kernels.h"
 
 namespace paceline {
@@ -19,6 +23,16 @@ const char* best_isa() {
   if (avx2) return "avx2";
 #endif
   return "portable";
+}
+
+bool far_prefetch_pays() {
+#if defined(__x86_64__)
+  unsigned a, b, c, d;
+  const bool amd = __get_cpuid(0, &a, &b, &c, &d) && c == signature_AMD_ecx;
+  return amd && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 0x19;
+#else
+  return false;
+#endif
 }
 
 const Kernels& kernels_for(const char* name) {

@@ -36,6 +36,7 @@ struct GemmArgs {
   int panel_begin, panel_end;
   const uint8_t* next;  // weights that this thread reads next, to be on their way when it gets there
   size_t next_bytes;
+  bool far_prefetch;  // ask for weights in two steps, through the second-level cache
   Epilogue epilogue;
   const float* bias;  // [n] or null
   float* out;         // [rows, ldo]
@@ -118,5 +119,8 @@ extern const Kernels kAvx512Bf16Kernels;
 // The path for this process: PACELINE_ISA or the best that the processor offers. Throws std::runtime_error.
 const Kernels& kernels_for(const char* name);
 const char* best_isa();
+// Whether wide tiles gain from prefetches into the second-level cache (GemmArgs::far_prefetch): measured on Zen 4,
+// where they do, and Zen 5, where they cost. Elsewhere: no.
+bool far_prefetch_pays();
 
 }  // namespace paceline

@@ -22,6 +22,10 @@ using paceline::QueryTile;
 
 // Ahead of the stream of weights: covers memory latency also while a tile's results are written out.
 constexpr int kPrefetchBytes = 8192;
+// With two steps: this far ahead into the second-level cache, and from there into the first.
+constexpr int kFarBytes = 16384, kNearBytes = 2048;
+// Tiles of fewer rows wait for memory anyway, and the second prefetch only costs.
+constexpr int kFarRows = 6;
 // Panels up to this size stay in the second-level cache, two at a time, while row tiles pass over them.
 constexpr size_t kSharedPanelBytes = 128 << 10;
 constexpr float kNegInf = -__builtin_inff();
@@ -113,15 +117,16 @@ struct Rows {
   inline const A* at(int r) const { return base[r / 3] + size_t(r % 3) * stride; }
 };
 
-// Which lines to ask for while a tile runs: `step` bytes further per step of the walk, two lines each when ahead.
+// Which lines to ask for while a tile runs: `step` bytes further per step of the walk, two lines each for a stream.
 struct Prefetch {
   const uint8_t* at;
   size_t step;
 };
+enum Stream { kCached, kNear, kFar };  // weights are at hand; or come from memory, in one step or in two
 
 // One tile: MR rows times NV vectors of columns (NV 2: one panel, 1: half a panel). w points at the first vector;
-// steps counts k, or pairs of k for bf16 weights. Writes tmp [MR][ldt]. kAhead: prefetch the stream itself.
-template <int MR, int NV, bool F32, bool kAhead>
+// steps counts k, or pairs of k for bf16 weights. Writes tmp [MR][ldt].
+template <int MR, int NV, bool F32, Stream kStream>
 inline void tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next) {
   V acc[MR][NV];
   for (int r = 0; r < MR; ++r)
@@ -132,9 +137,14 @@ inline void tile(const void* a, size_t lda, const uint8_t* w, int steps, float* 
 #pragma GCC unroll 2
   for (int i = 0; i < steps; ++i) {
     const uint8_t* at = w + size_t(i) * 128;
-    if (kAhead) {
+    if (kStream == kNear) {
       S::prefetch(next.at + size_t(i) * next.step);
       S::prefetch(next.at + size_t(i) * next.step + 64);
+    } else if (kStream == kFar) {
+      S::prefetch_far(next.at + size_t(i) * next.step);
+      S::prefetch_far(next.at + size_t(i) * next.step + 64);
+      S::prefetch(at + kNearBytes);
+      S::prefetch(at + kNearBytes + 64);
     } else {
       S::prefetch_far(next.at + size_t(i) * next.step);
     }
@@ -175,15 +185,17 @@ inline void tile(const void* a, size_t lda, const uint8_t* w, int steps, float* 
 // One panel for MR rows: tmp [MR][ldt].
 template <int MR, bool F32>
 void panel_tile(const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt, Prefetch next,
-                bool ahead) {
+                Stream stream) {
   if constexpr (MR <= S::kPanelRows) {
-    if (ahead)
-      tile<MR, 2, F32, true>(a, lda, w, steps, tmp, ldt, next);
+    if (stream == kCached)
+      tile<MR, 2, F32, kCached>(a, lda, w, steps, tmp, ldt, next);
+    else if (MR < kFarRows || stream == kNear)
+      tile<MR, 2, F32, kNear>(a, lda, w, steps, tmp, ldt, next);
     else
-      tile<MR, 2, F32, false>(a, lda, w, steps, tmp, ldt, next);
+      tile<MR, 2, F32, kFar>(a, lda, w, steps, tmp, ldt, next);
   } else {
-    tile<MR, 1, F32, true>(a, lda, w, steps, tmp, ldt, next);
-    tile<MR, 1, F32, true>(a, lda, w + 64, steps, tmp + 16, ldt, next);
+    tile<MR, 1, F32, kNear>(a, lda, w, steps, tmp, ldt, next);
+    tile<MR, 1, F32, kNear>(a, lda, w + 64, steps, tmp + 16, ldt, next);
   }
 }
 
@@ -191,10 +203,10 @@ constexpr int kMaxTileRows = S::kPanelRows > S::kHalfRows ? S::kPanelRows : S::k
 
 template <bool F32>
 inline void panel_dispatch(int mr, const void* a, size_t lda, const uint8_t* w, int steps, float* tmp, int ldt,
-                           Prefetch next, bool ahead) {
-#define PL_CASE(N)                                                                                \
-  case N:                                                                                         \
-    if constexpr (N <= kMaxTileRows) panel_tile<N, F32>(a, lda, w, steps, tmp, ldt, next, ahead); \
+                           Prefetch next, Stream stream) {
+#define PL_CASE(N)                                                                                 \
+  case N:                                                                                          \
+    if constexpr (N <= kMaxTileRows) panel_tile<N, F32>(a, lda, w, steps, tmp, ldt, next, stream); \
     break
   switch (mr) {
     PL_CASE(1);
@@ -254,6 +266,7 @@ void gemm_t(const GemmArgs& g) {
   const int tiles = (g.rows + kMaxTileRows - 1) / kMaxTileRows;
   const size_t item = F32 || !S::kBf16Dot ? 4 : 2;
   const bool share = tiles > 1 && pstride <= kSharedPanelBytes;
+  const bool far = g.far_prefetch && g.rows >= kFarRows * tiles;
   float tmp[kMaxTileRows * 64];
   for (int p = g.panel_begin; p < g.panel_end; p += 2) {
     const int panels = g.panel_end - p < 2 ? 1 : 2;
@@ -270,12 +283,15 @@ void gemm_t(const GemmArgs& g) {
         const bool ahead = t == 0 && (p == g.panel_begin || !share);
         Prefetch next{at, 0};  // nothing new: a line that is at hand
         if (ahead) {
-          next = {at + kPrefetchBytes, 128};
+          next = {at + (far ? kFarBytes : kPrefetchBytes), 128};
         } else if (share && follow_bytes) {
           const size_t part = follow_bytes / size_t(panels * tiles);
           next = {follow + part * size_t(i * tiles + t), (part + size_t(steps) - 1) / size_t(steps)};
         }
-        panel_dispatch<F32>(r1 - r0, a, g.lda, at, steps, tmp + i * 32, panels * 32, next, ahead);
+        panel_dispatch<F32>(r1 - r0, a, g.lda, at, steps, tmp + i * 32, panels * 32, next,
+                            !ahead ? kCached
+                            : far  ? kFar
+                                   : kNear);
       }
       epilogue(g, tmp, r0, r1 - r0, p, panels);
     }

@@ -102,6 +102,7 @@ class Plan {
   const Kernels& kernels_;
   const bool f32_;
   const Act act_;
+  const bool far_prefetch_;
   const int max_rows_;
   std::vector<Buffer> buffers_;
   std::vector<Op> ops_;

@@ -156,16 +156,14 @@ class DFlashProposer:
             self._add_context(batch)
 
     def _add_context(self, batch: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
-        taps = [part for _, _, part in batch]
-        starts = np.zeros(len(batch) + 1, np.int32)
-        np.cumsum([len(part) for part in taps], out=starts[1:])
-        self.drafter.add_context(
-            self._cache,
-            taps[0] if len(taps) == 1 else np.concatenate(taps),
-            np.concatenate([np.arange(first, first + len(part), dtype=np.int32) for _, first, part in batch]),
-            starts,
-            self._tables([s for s, _, _ in batch]),
-        )
+        positions: list[int] = []
+        starts = [0]
+        for _, first, part in batch:
+            positions += range(first, first + len(part))
+            starts.append(len(positions))
+        taps = batch[0][2] if len(batch) == 1 else np.concatenate([part for _, _, part in batch])
+        tables = self._tables([s for s, _, _ in batch])
+        self.drafter.add_context(self._cache, taps, np.array(positions, np.int32), np.array(starts, np.int32), tables)
 
     def finish(self, sequence: SequenceView) -> None:
         """The blocks belong to the engine; a ring is free again."""
