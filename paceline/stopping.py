@@ -52,10 +52,11 @@ class StopChecker:
 
     The first stop counts, token by token: an end-of-sequence or stop id; else a stop string, at the token that
     completes it (of several, the one whose last character comes first, then the longest); else the limits
-    (max_tokens, context). A grammar whose document is complete stops as an end-of-sequence id does, within min_tokens and
-    with ignore_eos too; one that cannot go on ends the output with "abort" and the cause as stop_reason. The ids include the token that stopped. The text ends before the stop string (behind it with
+    (max_tokens, context). The ids include the token that stopped. The text ends before the stop string (behind it with
     include_stop_str_in_output), and a stop token adds no text (unless so). Nothing stops within the first min_tokens
     tokens but the limits; a stop string may begin there. Text that may turn out to begin a stop string is held back.
+    A grammar whose document is complete stops as an end-of-sequence id does, within min_tokens and with ignore_eos too;
+    one that cannot go on ends the output with "abort" and the cause as stop_reason.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ MAX_GAP = 2  # line ends between the end of reasoning and the document, "\n\n" b
 
 
 class GrammarConstraint:
-    """`drafted`, `kept`: of the last `prepare`, how many drafts came in, and how many of these the grammar can follow."""
+    """`drafted`, `kept`: of the last `prepare`, how many drafts came in, and how many of these the grammar allows."""
 
     def __init__(
         self,
@@ -62,8 +62,9 @@ class GrammarConstraint:
     def prepare(self, drafts: Sequence[int], room: int = 0) -> list[int]:
         """The longest prefix of the drafts that the grammar allows; where it ends in forced tokens, these too, up to
         `room` drafts in all. The drafts that are returned have to be the sequence's rows of the next pass."""
-        place, self._masks, kept = self._place, [], []
-        consumed = 0
+        place, consumed = self._place, 0
+        self._masks = []
+        kept: list[int] = []
         forced: list[int] = []
         pending = list(drafts)
         self.drafted = self.kept = len(pending)

@@ -47,7 +47,8 @@ def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
 
     if params.disable_additional_properties:
         schema = closed(schema)
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=json_options(params)))
+    options: Any = json_options(params)
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
 
 
 def closed(schema: Any) -> Any:

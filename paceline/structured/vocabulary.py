@@ -31,7 +31,8 @@ class Vocabulary:
         # llguidance wants an end of sequence; a model without one gets an id that has no text, or none that can be drawn
         self._has_eos = bool(self.eos_ids)
         eos = list(self.eos_ids) or [vocab_size]
-        self.native = LLTokenizer(_Wrapper(self, eos), eos_token=eos)
+        wrapper: Any = _Wrapper(self, eos)
+        self.native = LLTokenizer(wrapper, eos_token=eos)
         self.native_words = -(-self.native.vocab_size // WORD)
 
     def encode(self, text: str) -> list[int]:
