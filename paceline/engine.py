@@ -314,9 +314,9 @@ class Engine:
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
         allowed = bitmask([(item.sequence.grammar, item.drafts) for item in sampled])
-        committed = (
-            verify(logits, states, drafts, allowed, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
-        )
+        committed: list[list[int]] = []
+        if sampled:
+            committed = verify(logits, states, drafts, allowed, mode=self.sampler, draft_probs=proposal.probs)
         _check_finite(logits, committed, drafts)
         now = time.perf_counter()
         results, context, row, taken = [], [], 0, iter(committed)

@@ -71,14 +71,16 @@ class GrammarConstraint:
         while True:
             mask = self._mask(place, len(kept))
             if mask is None:
-                # a draft led to a place that is too hard; the committed text itself may well be simple
-                if kept:
+                cause = self._matcher.get_error() or "no token can follow"
+                self._restart()
+                consumed = 0
+                if kept:  # a draft led to a place that is too hard; the committed text may well be simple
                     kept.pop()
-                    self._restart()
-                    consumed = 0
-                elif self.failed is None:
-                    self.failed = self._matcher.get_error() or "no token can follow"
-                break
+                    break
+                mask = self._mask(place, 0)
+                if mask is None:
+                    self.failed = cause
+                    break
             self._masks.append(mask)
             if len(kept) == len(pending):
                 if place != _IN_DOCUMENT or forced or not (len(kept) < room and is_single(mask)):

@@ -32,11 +32,11 @@ class StructuredOutputsParams:
     (Rust's syntax, no look-around or back-references) that the whole output matches. choice: a list of strings.
     grammar: a context-free grammar in llguidance's Lark dialect, with a rule `start`.
 
-    disable_any_whitespace: no whitespace between JSON tokens. whitespace_pattern: a regular expression for what may stand
-    between them. disable_additional_properties: objects whose schema does not say otherwise have no other members.
-    These three concern json and json_object alone.
-    reasoning_end: the grammar begins behind this marker ("</think>"), what comes before is free; a prompt that ends with
-    it has the reasoning behind it, and the grammar begins at once.
+    disable_any_whitespace: no whitespace between JSON tokens. whitespace_pattern: a regular expression for what may
+    stand between them. disable_additional_properties: objects whose schema does not say otherwise have no other
+    members. These three concern json and json_object alone.
+    reasoning_end: the grammar begins behind this marker ("</think>"), what comes before is free; a prompt that ends
+    with it has the reasoning behind it, and the grammar begins at once.
 
     After construction `json` is JSON text and `choice` a tuple, so that equal parameters are equal and have one hash.
     Raises StructuredOutputsError, which names the field, the value and the remedy. Whether the grammar itself compiles

@@ -28,8 +28,7 @@ class Vocabulary:
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
         self.special_ids = frozenset(i for i in tokenizer.special_ids if i < vocab_size)
         self.eos_ids = tuple(i for i in tokenizer.eos_token_ids if 0 <= i < vocab_size)
-        # llguidance wants an end of sequence; a model without one gets an id that has no text, or none that can be drawn
-        self._has_eos = bool(self.eos_ids)
+        # llguidance wants an end of sequence; a model without one gets an id that can never be drawn
         eos = list(self.eos_ids) or [vocab_size]
         wrapper: Any = _Wrapper(self, eos)
         self.native = LLTokenizer(wrapper, eos_token=eos)
