@@ -64,8 +64,7 @@ class CompiledGrammar:
             return None
         if matcher.is_error():
             return None
-        words = self.vocabulary.words
-        return mask if len(mask) == words else np.pad(mask[:words], (0, max(0, words - len(mask))))
+        return mask if self.vocabulary.inside is None else mask[: self.vocabulary.words] & self.vocabulary.inside
 
     @property
     def newlines(self) -> np.ndarray:
@@ -160,7 +159,13 @@ class GrammarCompiler:
             log.debug("grammar of %d characters: %.3f s", len(source), time.perf_counter() - begin)
             outcome.append(grammar)
 
-        if not _in_time(work, COMPILE_SECONDS):
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:  # a panic of the compiler is no Exception
+                outcome.append(f"{type(error).__name__}: {error}")
+
+        if not _in_time(guarded, COMPILE_SECONDS):
             raise _refused(params, f"not compiled within {COMPILE_SECONDS:.0f} s")
         if isinstance(outcome[0], str):
             raise _refused(params, outcome[0])

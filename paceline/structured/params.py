@@ -43,7 +43,7 @@ class StructuredOutputsParams:
     shows when a model's compiler sees it.
     """
 
-    json: Mapping[str, Any] | str | bool | None = None
+    json: Mapping[str, Any] | str | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
@@ -126,10 +126,10 @@ def _schema(value: Any) -> str:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise fail("json", value, f"not valid JSON ({error})") from None
-    if not isinstance(value, Mapping | bool):
+    if not isinstance(value, Mapping):
         raise fail("json", value, "a JSON schema is an object")
     try:
-        text = json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=True, allow_nan=False)
+        text = json.dumps(dict(value), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise fail("json", value, f"only JSON values can stand in a schema ({error})") from None
     if len(text) > MAX_SOURCE:

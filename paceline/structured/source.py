@@ -51,17 +51,22 @@ def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
 
 
+_DATA = frozenset({"enum", "const", "default", "examples"})  # members that hold values
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name -> schema
+
+
 def closed(schema: Any) -> Any:
     """The schema with `additionalProperties: false` wherever an object lists properties and says nothing of others."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    out = {
-        key: value if key in ("enum", "const", "default", "examples") else closed(value)
-        for key, value in schema.items()
-    }
-    lists = isinstance(schema.get("properties"), dict) or "patternProperties" in schema
-    if lists and "additionalProperties" not in schema:
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            out[key] = {name: closed(item) for name, item in value.items()}
+        else:
+            out[key] = value if key in _DATA else closed(value)
+    if ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
         out["additionalProperties"] = False
     return out

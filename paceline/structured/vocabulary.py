@@ -32,6 +32,9 @@ class Vocabulary:
         eos = list(self.eos_ids) or [vocab_size]
         wrapper: Any = _Wrapper(self, eos)
         self.native = LLTokenizer(wrapper, eos_token=eos)
+        # ids inside the model's head, where llguidance has one more
+        outside = self.native.vocab_size > vocab_size
+        self.inside = self.ids_of(range(vocab_size)) if outside else None
         self.native_words = -(-self.native.vocab_size // WORD)
 
     def encode(self, text: str) -> list[int]:
