@@ -198,9 +198,7 @@ class MistralParser(JsonCallParser):
             self._in_arguments(char)
 
     def _behind_tag(self, char: str) -> None:
-        if char.isspace():
-            self._gap += char
-        elif char == "[" and "[" not in self._gap.removeprefix(self.tag):
+        if char.isspace() or (char == "[" and "[" not in self._gap.removeprefix(self.tag)):
             self._gap += char
         elif char == "]" and self._gap.endswith("["):
             self._state = "content"  # an empty list

@@ -69,9 +69,7 @@ class JsonScanner:
     def push(self, char: str) -> bool:
         """False if no JSON value goes on like this."""
         self.value = None
-        if self.failed or self.done:
-            self.failed = True
-        elif not self._push(char):
+        if self.failed or self.done or not self._push(char):
             self.failed = True
         return not self.failed
 
@@ -176,6 +174,7 @@ class CallScanner:
         self._begun = False
         self._reading: str | None = None  # the member whose value is being read
         self._kept: list[str] = []  # characters of a value that is needed whole
+        self._whole = False
         self._fresh: list[str] = []  # of the arguments, not taken yet
 
     def push(self, char: str) -> bool:
@@ -186,7 +185,8 @@ class CallScanner:
             return False
         self._begun = True
         if scanner.value == "begins" and scanner.value_depth == 1:
-            self._reading, self._kept = scanner.key, []
+            # a string or null is needed whole; objects are passed on as they come
+            self._reading, self._kept, self._whole = scanner.key, [], char in '"n'
         if self._reading is not None:
             self._read(char)
         self.done = scanner.done
@@ -214,7 +214,7 @@ class CallScanner:
             self._reading = None
 
     def _argument(self, char: str, ended: bool) -> None:
-        if not self._kept and char not in ('"', "n"):  # an object, array, number or boolean: as it comes
+        if not self._whole:
             self.has_arguments = True
             self._fresh.append(char)
             return
