@@ -85,7 +85,7 @@ class HermesParser(JsonCallParser):
     def _closing(self, char: str) -> None:
         """Behind a whole object: the end tag; without one, the call stands and text goes on."""
         if char.isspace() and not self._close.held:
-            self._space += char
+            self._space.append(char)
             return
         text, tag = self._close.push(char)
         if text:
@@ -95,7 +95,8 @@ class HermesParser(JsonCallParser):
         elif tag == self.start:
             self._enter()
         elif tag == self.end:
-            self._state, self._space = "content", ""
+            self._state = "content"
+            self._space.clear()
 
     def _enter(self) -> None:
         self._state, self._gap = "call", ""

@@ -112,7 +112,7 @@ class PythonicParser(ToolParser):
         if self._raw.strip() and not (self._state in ("behind", "start") and self.num_calls):
             self._give_up()
         else:
-            self._space += "" if self.num_calls else self._raw
+            self._space += self._raw
 
 
 def read_call(text: str) -> tuple[str, str] | None:

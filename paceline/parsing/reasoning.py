@@ -59,9 +59,10 @@ class ReasoningParser:
         self._start = TagFinder([style.start])
         self._end = TagFinder([style.end])
         self._may_start = begins is not False
-        self._space = ""  # white space that may turn out to be an end
+        self._space: list[str] = []  # white space that may turn out to be an end
         self._fresh = True  # nothing but white space since the place was entered
-        self._out = ChatDelta()
+        self._text: list[str] = []  # of the next delta; += on an attribute would copy it every time
+        self._thoughts: list[str] = []
 
     @property
     def in_reasoning(self) -> bool:
@@ -71,7 +72,7 @@ class ReasoningParser:
         """What becomes certain with this text, in pieces of any size."""
         for index, char in enumerate(text):
             if self._place == "content" and not self._fresh:
-                self._out.content += text[index:]
+                self._text.append(text[index:])
                 break
             self._push(char)
         return self._take()
@@ -79,13 +80,14 @@ class ReasoningParser:
     def finish(self) -> ChatDelta:
         """The rest, at the end of the output."""
         if self._place == "before":
-            self._out.content += self._space + self._start.flush()
+            self._text += [*self._space, self._start.flush()]
         elif self._place == "reasoning":
             self._reasoning(self._start.flush() + self._end.flush())
         return self._take()
 
     def _take(self) -> ChatDelta:
-        out, self._out = self._out, ChatDelta()
+        out = ChatDelta("".join(self._thoughts), "".join(self._text))
+        self._text, self._thoughts = [], []
         return out
 
     def _push(self, char: str) -> None:
@@ -97,24 +99,24 @@ class ReasoningParser:
             pass
         else:
             self._fresh = False
-            self._out.content += char
+            self._text.append(char)
 
     def _seek_start(self, char: str) -> None:
         """The first thing but white space: a start tag, or none."""
         if char.isspace() and not self._start.held:
-            self._space += char
+            self._space.append(char)
             return
         text, tag = self._start.push(char)
         if tag is not None:
-            self._place, self._space, self._may_start = "reasoning", "", False
+            self._place, self._space, self._may_start = "reasoning", [], False
         elif text:
             self._may_start = False
             text += self._start.flush()
             if self._place == "before":
                 self._place, self._fresh = "content", False
-                self._out.content += self._space + text
+                self._text += [*self._space, text]
             else:
-                self._space = ""
+                self._space = []
                 for one in text:
                     self._seek_end(one)
 
@@ -122,17 +124,17 @@ class ReasoningParser:
         text, tag = self._end.push(char)
         self._reasoning(text)
         if tag is not None:
-            self._place, self._space, self._fresh = "content", "", True
+            self._place, self._space, self._fresh = "content", [], True
 
     def _reasoning(self, text: str) -> None:
         for char in text:
             if char.isspace():
-                self._space += char
+                self._space.append(char)
                 continue
             if not self._fresh:
-                self._out.reasoning += self._space
-            self._space, self._fresh = "", False
-            self._out.reasoning += char
+                self._thoughts += self._space
+            self._space, self._fresh = [], False
+            self._thoughts.append(char)
 
 
 class ReasoningCounter:

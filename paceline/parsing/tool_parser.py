@@ -21,8 +21,10 @@ class ToolParser:
         self.tool_names = frozenset(tool_names)
         self.num_calls = 0
         self._new_id = new_id
-        self._out = ChatDelta()
-        self._space = ""  # white space that is content if content follows
+        # what the next delta reports, in pieces that are joined there: += on an attribute copies the text every time
+        self._text: list[str] = []
+        self._pieces: list[tuple[ToolCallDelta, list[str]]] = []
+        self._space: list[str] = []  # white space that is content if content follows
 
     def feed(self, text: str) -> ChatDelta:
         """What becomes certain with this text."""
@@ -34,7 +36,7 @@ class ToolParser:
         """The rest, at the end of the output."""
         self._end()
         if not self.num_calls:
-            self._out.content += self._space
+            self._text += self._space
         return self._take()
 
     def _push(self, char: str) -> None:
@@ -46,26 +48,27 @@ class ToolParser:
     # ---- reporting
 
     def _take(self) -> ChatDelta:
-        out, self._out = self._out, ChatDelta()
+        for piece, arguments in self._pieces:
+            piece.arguments = "".join(arguments)
+        out = ChatDelta(content="".join(self._text), tool_calls=[piece for piece, _ in self._pieces])
+        self._text, self._pieces = [], []
         return out
 
     def _content(self, text: str) -> None:
         for char in text:
-            if char.isspace():
-                self._space += char
-            else:
-                self._out.content += self._space + char
-                self._space = ""
+            self._space.append(char)
+            if not char.isspace():
+                self._text += self._space
+                self._space.clear()
 
     def _call(self, name: str) -> None:
-        self._space = ""
-        self._out.tool_calls.append(ToolCallDelta(self.num_calls, self._new_id(), name))
+        self._space.clear()
+        self._pieces.append((ToolCallDelta(self.num_calls, self._new_id(), name), []))
         self.num_calls += 1
 
     def _arguments(self, text: str) -> None:
         if not text:
             return
-        calls = self._out.tool_calls
-        if not calls or calls[-1].index != self.num_calls - 1:
-            calls.append(ToolCallDelta(self.num_calls - 1))
-        calls[-1].arguments += text
+        if not self._pieces or self._pieces[-1][0].index != self.num_calls - 1:
+            self._pieces.append((ToolCallDelta(self.num_calls - 1), []))
+        self._pieces[-1][1].append(text)
