@@ -26,7 +26,7 @@ class PythonicParser(ToolParser):
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self._tags = TagFinder([self.start, self.end])
         self._state = "start"
-        self._raw = ""  # since the list or the last whole call
+        self._raw: list[str] = []  # since the list or the last whole call
         self._call_text: list[str] = []
         self._depth = 0
         self._quote = ""
@@ -44,20 +44,20 @@ class PythonicParser(ToolParser):
         if self._state == "content":
             self._content(char)
         elif self._state == "call":
-            self._raw += char
+            self._raw.append(char)
             self._in_call(char)
         elif self._state == "start":
-            self._raw += char
+            self._raw.append(char)
             if char == "[":
                 self._enter()
             elif not char.isspace():
                 self._give_up()
         else:  # behind a call
-            self._raw += char
+            self._raw.append(char)
             if char == ",":
                 self._enter()
             elif char == "]":
-                self._state, self._raw = "start", ""
+                self._state, self._raw = "start", []
             elif not char.isspace():
                 self._give_up()
 
@@ -67,8 +67,8 @@ class PythonicParser(ToolParser):
 
     def _give_up(self) -> None:
         self._state = "content"
-        self._content(self._raw)
-        self._raw = ""
+        self._content("".join(self._raw))
+        self._raw = []
 
     def _in_call(self, char: str) -> None:
         """Counts brackets outside strings until the call's own is closed."""
@@ -96,7 +96,7 @@ class PythonicParser(ToolParser):
                 return
             self._call(call[0])
             self._arguments(call[1])
-            self._state, self._raw = "behind", ""
+            self._state, self._raw = "behind", []
         elif not self._depth and not (char.isspace() or char.isalnum() or char in "_.-"):
             self._give_up()
 
@@ -109,7 +109,11 @@ class PythonicParser(ToolParser):
         held = self._tags.flush()
         for one in held:
             self._step(one)
-        if self._raw.strip() and not (self._state in ("behind", "start") and self.num_calls):
+        if (
+            not "".join(self._raw).isspace()
+            and self._raw
+            and not (self._state in ("behind", "start") and self.num_calls)
+        ):
             self._give_up()
         else:
             self._space += self._raw
