@@ -10,6 +10,7 @@ import pytest
 from engine.harness import assert_idle, assert_same, assert_stats
 
 from paceline import LLM, SamplingParams, StructuredOutputsParams
+from paceline.outputs import RequestOutput
 from paceline.parsing.chat import make_chat_parser, parse_chat
 from paceline.parsing.tools import plan_tools
 from paceline.speculation.factory import SHIPPED
@@ -58,19 +59,24 @@ def plain() -> LLM:
     return LLM("smollm2-135m", speculative_config=None)
 
 
+@pytest.fixture(scope="module")
+def wanted(plain: LLM) -> list[tuple[list[int], SamplingParams, RequestOutput]]:
+    """Requests of every kind, each decoded alone and plainly."""
+    out = []
+    for i, asked in enumerate([*KINDS, *KINDS]):
+        prompt = plain.tokenizer.encode_chat([{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}])
+        temperature = 0.0 if i < len(KINDS) else 0.9
+        params = SamplingParams(temperature=temperature, seed=i, max_tokens=64, logprobs=2, structured_outputs=asked)
+        out.append((prompt, params, plain.generate([prompt], params)[0]))
+    return out
+
+
 @pytest.mark.parametrize("method", methods(), ids=lambda m: m["method"])
-def test_the_same_bits_with_every_drafter(plain: LLM, method: Any):
+def test_the_same_bits_with_every_drafter(wanted: Any, method: Any):
     llm = LLM("smollm2-135m", speculative_config=method)
-    prompts = [plain.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
-    batch = [
-        (prompt, SamplingParams(temperature=t, seed=7, max_tokens=64, logprobs=2, structured_outputs=asked))
-        for prompt in prompts
-        for asked in KINDS
-        for t in (0.0, 0.9)
-    ]
-    got = llm.generate([p for p, _ in batch], [s for _, s in batch])
-    for (prompt, params), mine in zip(batch, got, strict=True):
-        assert_same(mine, plain.generate([prompt], params)[0], params)
+    got = llm.generate([prompt for prompt, _, _ in wanted], [params for _, params, _ in wanted])
+    for (_, params, alone), mine in zip(wanted, got, strict=True):
+        assert_same(mine, alone, params)
         assert_stats(mine)
         choice, asked = mine.outputs[0], params.structured_outputs
         assert isinstance(asked, StructuredOutputsParams)
@@ -88,7 +94,7 @@ def test_thirty_concurrent_json_objects(method: Any):
     messages = [[{"role": "user", "content": "Say hello world 500 times"}]] * 30
     params = [
         SamplingParams(
-            seed=i, temperature=0.8, max_tokens=128, structured_outputs=StructuredOutputsParams(json={"type": "object"})
+            seed=i, temperature=0.8, max_tokens=96, structured_outputs=StructuredOutputsParams(json={"type": "object"})
         )
         for i in range(30)
     ]
