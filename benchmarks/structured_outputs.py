@@ -104,7 +104,8 @@ def main() -> None:
                 if number:
                     rates[kind, drafts].append(sum(len(o.outputs[0].token_ids) for o in outputs) / seconds)
     print(f"{options.model}, {options.concurrency} at once, median milliseconds per step (99th percentile)\n")
-    print("| output | drafts | tok/s | pass | masks | sampler | step | masks / step |\n|---|---|---|---|---|---|---|---|")
+    print("| output | drafts | tok/s | pass | masks | sampler | step | masks / step |")
+    print("|---|---|---|---|---|---|---|---|")
     for (kind, drafts), mine in steps.items():
         cells = [f"{1e3 * statistics.median(mine[label]):.2f}" for label in ("pass", "masks", "sampler", "step")]
         cells[1] += f" ({1e3 * sorted(mine['masks'])[int(0.99 * len(mine['masks']))]:.2f})"

@@ -219,7 +219,9 @@ class Engine:
         if self.proposer is not None and any(limits):
             proposal = self._propose(decoding, limits, min(missing, rows))
         if any(s.grammar is not None for s in decoding):
-            room = [self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)]
+            room = [
+                self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
+            ]
             proposal = trim_drafts([s.grammar for s in decoding], proposal, room)
         work = []
         for sequence, drafts in zip(decoding, proposal.drafts, strict=True):

@@ -185,7 +185,8 @@ def _in_time(work: Callable[[], None], seconds: float) -> bool:
     with _stack_size:
         before = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=work, name="paceline-grammar", daemon=True)
+            # no daemon: the interpreter must not end under a compiler that calls back into it
+            thread = threading.Thread(target=work, name="paceline-grammar")
             thread.start()
         finally:
             threading.stack_size(before)

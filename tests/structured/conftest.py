@@ -34,5 +34,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def world(folder: Path) -> World:
     plain = open_llm(folder, None)
-    spec = open_llm(folder, Scripted(), max_num_batched_tokens=48, max_num_seqs=8, kv_cache_space=kib(200, plain))
+    spec = open_llm(folder, Scripted(), max_num_batched_tokens=48, max_num_seqs=8, kv_cache_space=kib(24, plain))
     return World(folder, plain, spec)

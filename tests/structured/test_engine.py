@@ -262,8 +262,12 @@ def test_thirty_concurrent_json_objects(world: World):
         for i in range(30)
     ]
     prompt = world.plain.tokenizer.encode("Say hello world 500 times")
+    before = world.spec.engine.scheduler.num_preemptions
     with scripted(world.spec, at_random(V, 7)):
         outputs = world.spec.generate([prompt] * 30, params, num_speculative_tokens=5)
+    assert world.spec.engine.scheduler.num_preemptions > before, "the cache is too small for all of them"
+    for seed in (0, 11):
+        assert_same(outputs[seed], world.plain.generate([prompt], params[seed])[0], "preempted")
     finished = [o.outputs[0] for o in outputs if o.outputs[0].finish_reason == "stop"]
     assert all(isinstance(json.loads(choice.text), dict) for choice in finished) and len(finished) >= 5
     for output in outputs:
