@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -146,3 +148,12 @@ def test_reasoning_ends_inside_a_block(plain: LLM):
     assert answer.lstrip("\n").startswith("{")
     if got.outputs[0].finish_reason == "stop":
         Person.model_validate_json(answer)
+
+
+def test_the_examples_of_the_page_run(capsys: pytest.CaptureFixture[str]):
+    """Every block of docs/structured-outputs.md, in order, as one program."""
+    page = (Path(__file__).parents[2] / "docs" / "structured-outputs.md").read_text()
+    program = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    exec(compile(program, "structured-outputs.md", "exec"), {})
+    printed = capsys.readouterr().out
+    assert "ToolCallDelta(index=0" in printed and "get_weather" in printed and '"name":"' in printed
