@@ -12,6 +12,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StreamDelta",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
     from paceline.sampling_params import SamplingParams
+    from paceline.structured.params import StructuredOutputsParams
 
 _HOMES = {
     "LLM": "paceline.llm",
@@ -28,6 +30,7 @@ _HOMES = {
     "CompletionOutput": "paceline.outputs",
     "RequestOutput": "paceline.outputs",
     "StreamDelta": "paceline.outputs",
+    "StructuredOutputsParams": "paceline.structured.params",
 }
 
 

@@ -26,6 +26,7 @@ from paceline.scheduler import Scheduler
 from paceline.speculation.drafting import Drafter, Proposal
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
+from paceline.structured.passes import bitmask, trim_drafts
 
 log = logging.getLogger(__name__)
 
@@ -241,9 +242,14 @@ class Engine:
         # drafts leave a part of the pass to prompts, so that these never starve
         while sum(limits) > rows - min(missing, -(-rows // 2)):
             limits = [limit // 2 for limit in limits]
-        proposal = Proposal([[] for _ in decoding])
+        proposal, room = Proposal([[] for _ in decoding]), list(limits)
         if self.proposer is not None and any(limits):
             proposal = self._propose(decoding, limits, min(missing, rows))
+        if any(s.grammar is not None for s in decoding):
+            room = [
+                self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
+            ]
+            proposal = trim_drafts([s.grammar for s in decoding], proposal, room)
         work = []
         for sequence, drafts in zip(decoding, proposal.drafts, strict=True):
             tokens = [sequence.token_ids[-1], *drafts]
@@ -336,7 +342,10 @@ class Engine:
         states = [item.sequence.state for item in sampled]
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
-        committed = verify(logits, states, drafts, mode=self.sampler, draft_probs=proposal.probs) if sampled else []
+        allowed = bitmask([(item.sequence.grammar, item.drafts) for item in sampled])
+        committed: list[list[int]] = []
+        if sampled:
+            committed = verify(logits, states, drafts, allowed, mode=self.sampler, draft_probs=proposal.probs)
         _check_finite(logits, committed, drafts)
         now = time.perf_counter()
         results, row, taken = [], 0, iter(committed)
@@ -379,13 +388,16 @@ class Engine:
         if sequence.params.logprobs is not None:
             rows = range(row, row + len(kept))
             sequence.logprobs += token_logprobs(logits, list(rows), kept, sequence.params.logprobs)
-        self.lengths.observe(sequence.request_id, len(item.drafts), accepted)
+        drafted = len(item.drafts)
+        if sequence.grammar is not None:  # the drafter is judged by its own drafts: trimmed ones too, forced ones not
+            drafted, accepted = sequence.grammar.drafted, min(accepted, sequence.grammar.kept)
+        self.lengths.observe(sequence.request_id, drafted, accepted)
         sequence.token_ids += kept
         sequence.state.commit(kept)
         if not sequence.first_token:
             sequence.first_token = now
         sequence.last_token = now
-        flags = [i < accepted for i in range(len(kept))]
+        flags = [i < len(tokens) - 1 for i in range(len(kept))]
         return StepResult(sequence, kept, flags, stop.text)
 
     def _warn_of_collapse(self) -> None:

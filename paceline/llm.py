@@ -9,6 +9,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ from paceline.speculation.costs import CostFile
 from paceline.speculation.drafting import Drafter
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.stopping import StopChecker
+from paceline.structured.compiler import GrammarCompiler
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
@@ -146,6 +148,7 @@ class LLM:
         self._costs = CostFile.of(self.model, self._drafter)
         self._costs.load(self.engine.lengths)
         weakref.finalize(self, self._costs.save, self.engine.lengths)
+        self.grammars = GrammarCompiler(self.tokenizer, self.model.vocab_size)
         self._seeds = None if seed is None else np.random.default_rng(seed)
         self._lock = threading.RLock()
         self._counter = 0
@@ -204,6 +207,7 @@ class LLM:
             prompt = self._encode_chat(prompt, template)
         params = one_params(sampling_params)
         drafts = self._draft_length(True, num_speculative_tokens)
+        self.grammars.prepare([params])
         with self._lock, uninterrupted:
             request = self._add(prompt, params, drafts)
             self._streamed.update({choice.request_id: request for choice in request.choices})
@@ -252,6 +256,7 @@ class LLM:
     ) -> list[RequestOutput]:
         each = params_for(params, len(prompts))
         length = self._draft_length(speculation, drafts)
+        self.grammars.prepare(each)  # outside the lock: others generate meanwhile
         with self._lock:
             requests: list[_Request] = []
             try:
@@ -301,6 +306,9 @@ class LLM:
         from paceline.detokenizer import IncrementalDetokenizer
 
         eos = self.tokenizer.eos_token_ids
+        grammar = self.grammars.constraint(params, ids)
+        # a grammar keeps min_tokens itself: it knows where nothing but a stop is left
+        sampling = params if grammar is None else replace(params, min_tokens=0)
         self._counter += 1
         return EngineSequence(
             request_id=self._counter,
@@ -309,7 +317,7 @@ class LLM:
             num_prompt_tokens=len(ids),
             params=params,
             state=make_state(
-                params, ids, vocab_size=self.model.vocab_size, seed=seed, choice=choice, eos_token_ids=eos
+                sampling, ids, vocab_size=self.model.vocab_size, seed=seed, choice=choice, eos_token_ids=eos
             ),
             stopper=StopChecker(
                 params,
@@ -317,7 +325,9 @@ class LLM:
                 eos_token_ids=eos,
                 num_prompt_tokens=len(ids),
                 max_model_len=self._room(params),
+                grammar=grammar,
             ),
+            grammar=grammar,
             max_drafts=drafts,
             fixed_drafts=fixed,
             arrival=now,

@@ -11,6 +11,7 @@ from paceline.sampling import SamplingState, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.stopping import StopChecker
+from paceline.structured.constraint import GrammarConstraint
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class Sequence:
     stopper: StopChecker
     max_drafts: int
     arrival: float
+    grammar: GrammarConstraint | None = None  # what the output has to match; its state is that of token_ids
     fixed_drafts: bool = True  # always draft max_drafts, instead of as many as pay
     cache_salt: str | None = None  # sequences share cached blocks only with those of the same salt
     group: int = 0  # choices of one request have the same: they wait for the first one's prompt and share it

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from paceline.errors import ConfigError
+from paceline.structured.params import StructuredOutputsParams
 from paceline.values import MAX_INT32, as_integer, as_number, shown
 
 MAX_SEED = 2**64 - 1
@@ -56,6 +57,7 @@ class SamplingParams:
     min_tokens: no stop of any kind within the first min_tokens tokens. max_tokens: None = to the end of the context.
     ignore_eos: the model's end-of-sequence ids do not stop. logprobs: None = none, N = of the token drawn and of the N
     most likely, raw (before temperature and penalties). skip_special_tokens: leave them out of the text.
+    structured_outputs: what the output has to match (StructuredOutputsParams, or a mapping of its fields).
 
     Raises SamplingParamsError, which names the field, the value and the remedy.
     """
@@ -78,6 +80,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs"):
@@ -88,6 +91,7 @@ class SamplingParams:
                 raise _fail(name, getattr(self, name), "use True or False")
         self._set_floats()
         self._set_collections()
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.read(self.structured_outputs))
         self._check_ranges()
 
     def _set_floats(self) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from paceline.sampling_params import SamplingParams
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 class Detokenizer(Protocol):
@@ -20,6 +20,17 @@ class Detokenizer(Protocol):
 
     def finish(self) -> str:
         """The rest, at the end of the output."""
+
+
+class Grammar(Protocol):
+    """What ends an output from the side of its grammar (paceline.structured.constraint.GrammarConstraint)."""
+
+    @property
+    def failed(self) -> str | None:
+        """Why the grammar cannot go on."""
+
+    def commit(self, token: int) -> Literal["eos", "complete"] | None:
+        """Take a token of the output; not None: it is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class StopChecker:
     (max_tokens, context). The ids include the token that stopped. The text ends before the stop string (behind it with
     include_stop_str_in_output), and a stop token adds no text (unless so). Nothing stops within the first min_tokens
     tokens but the limits; a stop string may begin there. Text that may turn out to begin a stop string is held back.
+    A grammar whose document is complete stops as an end-of-sequence id does, within min_tokens and with ignore_eos too;
+    one that cannot go on ends the output with "abort" and the cause as stop_reason.
     """
 
     def __init__(
@@ -54,12 +67,14 @@ class StopChecker:
         eos_token_ids: Iterable[int],
         num_prompt_tokens: int,
         max_model_len: int,
+        grammar: Grammar | None = None,
     ) -> None:
         """detokenizer: None if no text is wanted; then stop strings raise ValueError. max_model_len: tokens of prompt
         and output together."""
         if detokenizer is None and params.stop_strings:
             raise ValueError(f"stop={list(params.stop_strings)}: stop strings need a detokenizer")
         self._detokenizer = detokenizer
+        self._grammar = grammar
         self._stops = params.stop_strings
         self._longest = max(map(len, self._stops), default=0)
         self._include = params.include_stop_str_in_output
@@ -89,6 +104,9 @@ class StopChecker:
         if self.finish_reason is not None:
             raise ValueError(f"the output already finished ({self.finish_reason})")
         used = 0
+        if self._grammar is not None and self._grammar.failed is not None:
+            tokens = ()
+            self._finish("abort", f"grammar: {self._grammar.failed}", 0)
         for token in tokens:
             used += 1
             if self._feed_one(token):
@@ -106,8 +124,9 @@ class StopChecker:
     def _feed_one(self, token: int) -> bool:
         self.num_tokens += 1
         may_stop = self.num_tokens > self._min_tokens
-        is_eos = may_stop and token in self._eos
-        is_stop = may_stop and (is_eos or token in self._stop_ids)
+        ended = None if self._grammar is None else self._grammar.commit(token)
+        is_eos = ended == "eos" or (may_stop and token in self._eos)
+        is_stop = is_eos or (may_stop and token in self._stop_ids)
         searched = len(self._text)
         if self._detokenizer is not None and (not is_stop or self._include):
             self._text += self._detokenizer.push(token)
@@ -115,11 +134,13 @@ class StopChecker:
             return True
         if is_stop:
             self._finish("stop", None if is_eos else token, searched)
+        elif ended is not None:
+            self._finish("stop", None, searched)
         elif self.num_tokens >= self._limit:
             self._finish("length", None, searched)
         return self.finish_reason is not None
 
-    def _finish(self, reason: FinishReason, detail: int | None, searched: int) -> None:
+    def _finish(self, reason: FinishReason, detail: int | str | None, searched: int) -> None:
         # The last bytes come out now; they may complete a stop string, which then came first.
         if self._detokenizer is not None:
             searched = len(self._text)

@@ -81,8 +81,10 @@ class Pass {
     const float* x = x_ + r * static_cast<size_t>(width_);
     const bool masked = restricts(r);
     if (masked || state.processes()) {
-      scratch_.assign(x, x + width_);
-      if (masked) mask(r);
+      if (masked)
+        mask(r, x);
+      else
+        scratch_.assign(x, x + width_);
       state.process(scratch_.data(), map_);
       x = scratch_.data();
     }
@@ -104,9 +106,26 @@ class Pass {
       if (!permits(r, id)) return true;
     return false;
   }
-  void mask(size_t r) {
-    for (int c = 0; c < width_; ++c)
-      if (!permits(r, token(c))) scratch_[static_cast<size_t>(c)] = kNegInf;
+  // Row r with -inf where its bitmask has no bit, into scratch_. Grammars allow few ids or nearly all of them, so most
+  // words of a bitmask are all zeros or all ones.
+  void mask(size_t r, const float* x) {
+    const size_t width = static_cast<size_t>(width_);
+    scratch_.resize(width);
+    if (map_ != nullptr) {
+      for (size_t c = 0; c < width; ++c) scratch_[c] = permits(r, token(static_cast<int>(c))) ? x[c] : kNegInf;
+      return;
+    }
+    for (size_t w = 0; w < words_; ++w) {
+      const uint32_t bits = static_cast<uint32_t>(allowed_[r * words_ + w]);
+      const size_t begin = w * 32, count = std::min<size_t>(32, width - begin);
+      float* out = scratch_.data() + begin;
+      if (bits == ~0u)
+        std::copy_n(x + begin, count, out);
+      else if (bits == 0)
+        std::fill_n(out, count, kNegInf);
+      else
+        for (size_t i = 0; i < count; ++i) out[i] = (bits >> i & 1) != 0 ? x[begin + i] : kNegInf;
+    }
   }
 
   const float* x_;

@@ -1,0 +1,72 @@
+"""Parameters -> the grammar text that llguidance compiles."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.structured.params import StructuredOutputsParams
+
+
+def grammar_source(params: StructuredOutputsParams) -> str:
+    """A grammar for `llguidance.LLMatcher`. Pure; what is wrong with it shows when it is compiled."""
+    from llguidance import LLMatcher, regex_to_lark
+
+    if params.json is not None:
+        assert isinstance(params.json, str)
+        return _json_grammar(json.loads(params.json), params)
+    if params.json_object:
+        return _json_grammar({"type": "object"}, params)
+    if params.regex is not None:
+        # "\\d" means 0 to 9, as users expect who count digits; Unicode has 70 others of each
+        body = f"/{regex_to_lark(params.regex, 'd')}/" if params.regex else '""'
+        return str(LLMatcher.grammar_from_lark(f"start: {body}"))
+    if params.choice is not None:
+        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, params.choice))))
+    assert params.grammar is not None
+    return str(LLMatcher.grammar_from_lark(params.grammar))
+
+
+def quoted(text: str) -> str:
+    """A string literal of a Lark grammar: JSON's escapes."""
+    return json.dumps(text, ensure_ascii=True) if text.isascii() else json.dumps(text, ensure_ascii=False)
+
+
+def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
+    """llguidance's options for JSON, from the fields about whitespace."""
+    options: dict[str, Any] = {}
+    if params.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if params.whitespace_pattern is not None:
+        options["whitespace_pattern"] = params.whitespace_pattern
+    return options
+
+
+def _json_grammar(schema: Any, params: StructuredOutputsParams) -> str:
+    from llguidance import LLMatcher
+
+    if params.disable_additional_properties:
+        schema = closed(schema)
+    options: Any = json_options(params)
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
+
+
+_DATA = frozenset({"enum", "const", "default", "examples"})  # members that hold values
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # name -> schema
+
+
+def closed(schema: Any) -> Any:
+    """The schema with `additionalProperties: false` wherever an object lists properties and says nothing of others."""
+    if isinstance(schema, list):
+        return [closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            out[key] = {name: closed(item) for name, item in value.items()}
+        else:
+            out[key] = value if key in _DATA else closed(value)
+    if ("properties" in schema or "patternProperties" in schema) and "additionalProperties" not in schema:
+        out["additionalProperties"] = False
+    return out
