@@ -7,10 +7,10 @@ import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.engine_thread import ACCEPTED, EngineStats, EngineThread, Event, Ticket
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
@@ -21,6 +21,8 @@ from paceline.prompts import one_params
 from paceline.sampling_params import SamplingParams
 
 __all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
+
+T = TypeVar("T")
 
 DEFAULT_MAX_WAITING = 256
 MERGE_FROM = 32  # pieces that a slow reader has not taken; from here on they are joined
@@ -230,6 +232,27 @@ class AsyncLLM:
         await stream._stop()
         return True
 
+    # ---- text, beside the event loop
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return await self._work(lambda: self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
+        """Token ids of a conversation under the chat template. Raises ChatTemplateError."""
+        return await self._work(lambda: self.llm.tokenizer.encode_chat(messages, **template))
+
+    async def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> str:
+        """The text of a conversation under the chat template. Raises ChatTemplateError."""
+        return await self._work(lambda: self.llm.tokenizer.apply_chat_template(messages, **template))
+
+    async def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return await self._work(lambda: self.llm.tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def _work(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+
     # ---- the whole
 
     @property
@@ -329,4 +352,5 @@ def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
         b.finish_reason,
         b.output,
         logprobs,
+        b.stop_reason,
     )

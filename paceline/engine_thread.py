@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 # Seconds of a step, upper edges of the histogram; the last bucket is open.
 STEP_BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
 
+GAP_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0)
+
 ACCEPTED = object()  # the event that says: the engine has taken the request in
 
 Event = Any  # ACCEPTED, a StreamDelta, or the exception that ended the request
@@ -42,13 +44,14 @@ class Ticket:
     notify: Callable[[Event], None]
     lost: Callable[[], None]  # called on the engine's thread instead, when the loop is closed
     last_only: bool = False
-    counted: bool = False  # its prompt is among the prompt tokens
+    last: dict[int, float] = field(default_factory=dict)  # choice -> when tokens were last made for it
 
 
 @dataclass(slots=True)
 class EngineStats:
-    """Counters and gauges after a step. step_histogram: steps by their seconds, see STEP_BUCKETS. finished: choices by
-    finish reason. kv_cache_usage: share of cache blocks in use."""
+    """Counters and gauges after a step. step_histogram: steps by their seconds, see STEP_BUCKETS. gap_histogram: the
+    time between two pieces of a request, see GAP_BUCKETS. finished: choices by finish reason. kv_cache_usage: share of
+    cache blocks in use."""
 
     running: int = 0
     waiting: int = 0
@@ -61,6 +64,8 @@ class EngineStats:
     steps: int = 0
     step_seconds: float = 0.0
     step_histogram: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+    gap_seconds: float = 0.0
+    gap_histogram: list[int] = field(default_factory=lambda: [0] * (len(GAP_BUCKETS) + 1))
     finished: dict[str, int] = field(default_factory=dict)
     spec_decode: SpecDecodeStats = field(default_factory=SpecDecodeStats)
 
@@ -234,9 +239,14 @@ class EngineThread:
         totals, request = self._totals, ticket.request
         if delta.token_ids:
             totals.generation_tokens += len(delta.token_ids)
-            if not ticket.counted:
-                ticket.counted = True
+            now = time.perf_counter()
+            before = ticket.last.get(delta.index)
+            if before is not None:
+                totals.gap_seconds += now - before
+                totals.gap_histogram[bisect_left(GAP_BUCKETS, now - before)] += 1
+            elif not ticket.last:
                 totals.prompt_tokens += len(request.ids)
+            ticket.last[delta.index] = now
         if delta.finish_reason is not None and delta.finish_reason != "abort":
             self._count_end(delta.finish_reason)
 
@@ -256,6 +266,8 @@ class EngineThread:
             steps=totals.steps,
             step_seconds=totals.step_seconds,
             step_histogram=list(totals.step_histogram),
+            gap_seconds=totals.gap_seconds,
+            gap_histogram=list(totals.gap_histogram),
             finished=dict(totals.finished),
             spec_decode=engine.stats.copy(),
             **counters,

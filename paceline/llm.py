@@ -95,8 +95,9 @@ class LLM:
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
     40 % of the free memory. enable_prefix_caching: what a prompt has in common with earlier requests is taken from
     their cache, as long as it is there; the output is the same. fixed_draft_length: always draft as many tokens as
-    configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same
-    with and without speculation) or "rejection" (exact in distribution, accepts more drafts).
+    configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same with and without
+    speculation) or "rejection" (exact in distribution, accepts more drafts). allow_longer_drafts: drafts
+    beyond what a drafter was trained for are worth a warning; False makes them an error.
 
     Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
     """
@@ -117,6 +118,7 @@ class LLM:
         sampler: SamplerMode = "coupled",
         isa: str = "",
         seed: int | None = None,
+        allow_longer_drafts: bool = True,
     ) -> None:
         if sampler not in ("coupled", "rejection"):
             raise ConfigError(f"sampler: {sampler!r} is unknown; use 'coupled' or 'rejection'")
@@ -142,7 +144,7 @@ class LLM:
         self.sampler: SamplerMode = sampler
         self.prefix_caching = enable_prefix_caching
         self._fixed = fixed_draft_length
-        self.speculative_config, self._drafter = self._choose_drafter(speculative_config)
+        self.speculative_config, self._drafter = self._choose_drafter(speculative_config, allow_longer_drafts)
         blocks = self._kv_blocks(kv_cache_space, max_num_seqs)
         self.engine = Engine(
             self.model,
@@ -254,6 +256,7 @@ class LLM:
                 if request is not None:
                     ids, end = result.token_ids, sequence.finish_reason
                     delta = StreamDelta(sequence.choice, result.text, ids, result.accepted, end)
+                    delta.stop_reason = sequence.stopper.stop_reason
                     if sequence.params.logprobs is not None:
                         delta.logprobs = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
                     request.deltas.append(delta)
@@ -378,10 +381,12 @@ class LLM:
             raise ConfigError(f"max_model_len: {wanted!r} is outside 2..{most}, the context of this model")
         return wanted
 
-    def _choose_drafter(self, config: Config | Literal["auto"]) -> tuple[SpeculativeConfig | None, Drafter | None]:
+    def _choose_drafter(
+        self, config: Config | Literal["auto"], longer: bool
+    ) -> tuple[SpeculativeConfig | None, Drafter | None]:
         from paceline.speculation import factory
 
-        return factory.make_drafter(config, self.model, self.sampler)
+        return factory.make_drafter(config, self.model, self.sampler, allow_longer_drafts=longer)
 
     def _kv_blocks(self, space: float | None, max_num_seqs: int) -> int:
         """Cache blocks that fit the budget; memory is only taken as they are first used."""
