@@ -86,8 +86,8 @@ def serve(
         typer.Option(
             "--api-key",
             metavar="KEY",
-            help="Ask clients for this key; may be given several times. Also PACELINE_API_KEY, which other users of the "
-            "machine cannot see.",
+            help="Ask clients for this key; may be given several times. Also PACELINE_API_KEY, which other users "
+            "of the machine cannot see.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
@@ -128,7 +128,7 @@ def serve(
         typer.Option(
             "--kv-cache-space",
             metavar="GIB",
-            help="Memory for the KV cache; also VLLM_CPU_KVCACHE_SPACE. Default: up to 4, at most 40 % of what is free.",
+            help="For the KV cache; also VLLM_CPU_KVCACHE_SPACE. Default: up to 4, at most 40 % of free memory.",
             rich_help_panel=LIMITS_PANEL,
         ),
     ] = None,
@@ -156,7 +156,9 @@ def serve(
     ] = 256,
     max_logprobs: Annotated[
         int,
-        typer.Option("--max-logprobs", min=0, metavar="N", help="Most alternatives per token.", rich_help_panel=LIMITS_PANEL),
+        typer.Option(
+            "--max-logprobs", min=0, metavar="N", help="Most alternatives per token.", rich_help_panel=LIMITS_PANEL
+        ),
     ] = 20,
     max_body_mib: Annotated[
         float,
@@ -270,10 +272,14 @@ def serve(
     )
     for line in start_lines(llm, num_speculative_tokens):
         print(line, file=sys.stderr)
+    _warm_up(llm)
     shown = f"[{host}]" if ":" in host else host
-    seconds = time.perf_counter() - begin
     where = f"http://{shown}:{listening.getsockname()[1]}"
-    print(f"{where} is ready after {seconds:.1f} s (model {settings.model_names[0]})", file=sys.stderr, flush=True)
+
+    def ready() -> None:
+        seconds = time.perf_counter() - begin
+        print(f"{where} is ready after {seconds:.1f} s (model {settings.model_names[0]})", file=sys.stderr, flush=True)
+
     engine = AsyncLLM(llm, max_waiting=max_waiting)
     code = run_server(
         engine,
@@ -282,6 +288,7 @@ def serve(
         shutdown_timeout=shutdown_timeout,
         max_connections=max_connections,
         access_log=access_log,
+        on_ready=ready,
     )
     raise typer.Exit(code)
 
@@ -300,9 +307,20 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
         f"Path: {facts['isa']}, {opt.count(facts['threads'], 'thread')}",
         f"Memory: {weights:,.0f} MiB of {facts['dtype']} weights, KV cache up to {cache:,.0f} MiB "
         f"({facts['kv_cache_tokens']:,} tokens of {facts['kv_bytes_per_token'] / 1024:.1f} KiB)",
-        f"Context: {facts['max_model_len']:,} tokens; {opt.count(llm.engine.max_num_seqs, 'choice')} at a time; drafts: "
-        f"{drafts}",
+        f"Context: {facts['max_model_len']:,} tokens; {opt.count(llm.engine.max_num_seqs, 'choice')} at a time; "
+        f"drafts: {drafts}",
     ]
+
+
+def _warm_up(llm: LLM) -> None:
+    """A few tokens, so that the first client does not pay for plans and first touches of memory."""
+    from paceline.sampling_params import SamplingParams
+    from paceline.speculation.stats import SpecDecodeStats
+
+    llm.generate(
+        [[0, 0]], SamplingParams(temperature=0.0, max_tokens=min(6, llm.max_model_len - 2) or 1, ignore_eos=True)
+    )
+    llm.engine.stats = SpecDecodeStats()  # nobody asked for these
 
 
 def _template(given: str | None) -> str | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import paceline
 from paceline.async_llm import AsyncLLM
 from paceline.errors import PacelineError
-from paceline.server import chat, completions, routes
+from paceline.server import anthropic, chat, completions, responses, routes
 from paceline.server.errors import ApiError, as_api_error, body_of
 from paceline.server.figures import log_figures
 from paceline.server.middleware import Gate
@@ -51,7 +51,7 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
         redoc_url=None,
     )
     app.state.service = service
-    for part in (chat, completions, routes):
+    for part in (chat, completions, responses, anthropic, routes):
         app.include_router(part.router(service))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -85,7 +85,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
-        return answer(ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json"), request)
+        return answer(
+            ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json"), request
+        )
     if not where:
         message = "the body must be a JSON object, sent with the header 'content-type: application/json'"
         return answer(ApiError(400, message), request)

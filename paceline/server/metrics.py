@@ -141,9 +141,7 @@ class Metrics(Collector):
 
     def _positions(self, accepted: list[int]) -> Metric:
         text = "Draft tokens accepted, by position."
-        family = CounterMetricFamily(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=[*LABELS, "position"]
-        )
+        family = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=[*LABELS, "position"])
         for position, count in enumerate(accepted):
             family.add_metric([*self.labels, str(position)], count)
         return family

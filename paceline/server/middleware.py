@@ -46,7 +46,9 @@ class Gate:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not matches(given.encode("utf-8", "replace"), self.keys):
-            raise ApiError(401, "the API key is missing or wrong; send 'Authorization: Bearer KEY'", code="invalid_api_key")
+            raise ApiError(
+                401, "the API key is missing or wrong; send 'Authorization: Bearer KEY'", code="invalid_api_key"
+            )
 
     async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
         """A receive that gives the body in one message. Raises ApiError 413 or 408."""

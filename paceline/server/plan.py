@@ -32,7 +32,9 @@ def bind_cpus(text: str) -> None:
     """Keep this process to these processors. Raises ConfigError for those it may not use."""
     wanted, allowed = parse_cpus(text), os.sched_getaffinity(0)
     if missing := wanted - allowed:
-        raise ConfigError(f"--cpus {text[:60]}: processor {min(missing)} is not among those allowed here: {sorted(allowed)}")
+        raise ConfigError(
+            f"--cpus {text[:60]}: processor {min(missing)} is not among those allowed here: {sorted(allowed)}"
+        )
     os.sched_setaffinity(0, wanted)
 
 

@@ -1,4 +1,4 @@
-"""Requests of OpenAI's interfaces, with vLLM's additional fields. Types are strict; ranges are SamplingParams' business."""
+"""Requests of OpenAI's interfaces, with vLLM's additions. Types are strict; ranges are SamplingParams' business."""
 
 from __future__ import annotations
 
@@ -93,7 +93,9 @@ class GenerationRequest(ApiModel):
     def usage_wanted(self) -> tuple[bool, bool]:
         """(in a last chunk, in every chunk)."""
         options = self.stream_options
-        return (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
+        return (
+            (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
+        )
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Raises SamplingParamsError."""

@@ -1,4 +1,4 @@
-"""From what the engine says to what OpenAI's clients read: log-probabilities, usage, and the extras of other servers."""
+"""From what the engine says to what clients read: log-probabilities, usage, and the extras of other servers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return JsonResponse({"object": "list", "data": [_model(service, name) for name in service.settings.model_names]})
+        return JsonResponse(
+            {"object": "list", "data": [_model(service, name) for name in service.settings.model_names]}
+        )
 
     @routes.get("/v1/models/{name:path}", response_model=None)
     async def model(name: str) -> Response:

@@ -1,4 +1,4 @@
-"""Running the application: a socket taken before the model is loaded, signals that drain, an exit code that says how."""
+"""Running the application: a port taken before the model is loaded, signals that drain, an exit code that tells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,13 @@ SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the inter
 
 class Server(uvicorn.Server):
     """uvicorn, with signals that end in a normal exit: the first drains, the second ends at once."""
+
+    on_ready: Callable[[], None] = staticmethod(lambda: None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -66,8 +73,10 @@ def serve(
     keep_alive: int = 5,
     max_connections: int = 1024,
     access_log: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until a signal comes or the engine dies; the exit code: 0, or 1 for a dead engine."""
+    """Serve until a signal comes or the engine dies; the exit code: 0, or 1 for a dead engine. on_ready: called once
+    clients can connect."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     server: Server | None = None
 
@@ -87,6 +96,7 @@ def serve(
         limit_concurrency=max_connections,
     )
     server = Server(config)
+    server.on_ready = on_ready
     gc.collect()
     gc.freeze()  # what the start has made stays: later collections need not look at it
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

@@ -110,9 +110,7 @@ class Service:
                 )
                 streams.append(await stack.enter_async_context(stream))
             count = len(prompts)
-            yield Job(
-                job_id, int(time.time()), begin, streams, params.n, [None] * count, [0] * (count * params.n)
-            )
+            yield Job(job_id, int(time.time()), begin, streams, params.n, [None] * count, [0] * (count * params.n))
 
     async def deltas(self, job: Job) -> AsyncGenerator[tuple[int, StreamDelta], None]:
         """(choice among all prompts' choices, what was added), in the order in which it is made."""
