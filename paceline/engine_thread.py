@@ -188,7 +188,7 @@ class EngineThread:
                 del self._active[ticket]
                 with self.llm._lock:
                     self.llm._abort([ticket.request])  # finished: only forgotten
-                self._publish()
+        self._publish()
 
     def _deliver(self, ticket: Ticket) -> None:
         while (delta := ticket.request.next_delta()) is not None:

@@ -39,8 +39,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         raise ConfigError(f"--config {path}: expected 'name: value' lines")
     known = {}
     for parameter in context.command.params:
-        for name in (parameter.name or "", *(o.lstrip("-") for o in parameter.opts)):
-            known[name.replace("-", "_")] = parameter.name
+        for spelled in (parameter.name or "", *(o.lstrip("-") for o in parameter.opts)):
+            known[spelled.replace("-", "_")] = parameter.name
     defaults: dict[str, Any] = {}
     for key, value in values.items():
         name = known.get(str(key).replace("-", "_"))

@@ -88,9 +88,9 @@ async def _invalid(request: Request, error: Exception) -> Response:
         return answer(
             ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json"), request
         )
-    if not where:
+    if not where and first["type"] in ("missing", "model_attributes_type", "model_type", "dict_type"):
         message = "the body must be a JSON object, sent with the header 'content-type: application/json'"
         return answer(ApiError(400, message), request)
     # alternatives of a union come with their type's name behind the field's
     field = ".".join(part for part in where if "[" not in part and part not in ("str", "int"))
-    return answer(ApiError(400, f"{field}: {first['msg']}"[:500], param=field[:100]), request)
+    return answer(ApiError(400, f"{field or 'body'}: {first['msg']}"[:500], param=field[:100] or None), request)

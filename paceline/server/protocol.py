@@ -144,8 +144,8 @@ class CompletionRequest(GenerationRequest):
         if not self.prompt:
             raise bad("prompt", self.prompt, "give at least one token")
         if isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return list(self.prompt)  # type: ignore[arg-type]
+            return [[t for t in self.prompt if isinstance(t, int)]]
+        return [p for p in self.prompt if not isinstance(p, int)]
 
 
 class TokenizeRequest(ApiModel):

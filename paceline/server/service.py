@@ -97,7 +97,7 @@ class Service:
                 400,
                 f"prompt: {len(prompts)} prompts with n={params.n} are more than the {self.engine.capacity} choices "
                 "that can run or wait here; send fewer at a time",
-                param="prompt",
+                param="n" if len(prompts) == 1 else "prompt",
             )
         begin = time.perf_counter()
         drafts = self.drafts(num_speculative_tokens)

@@ -153,6 +153,7 @@ def test_abort_by_id_ends_the_stream_with_what_there_is(world):
         async with opened(world) as engine:
             stream = await engine.submit([1, 2, 3], LONG, request_id="a")
             deltas = [await anext(stream) for _ in range(3)]
+            assert engine.stats().running == 1 and engine.stats().kv_cache_usage > 0, "figures follow every step"
             assert await engine.abort("a")
             deltas += [d async for d in stream]
             assert [d.finish_reason for d in deltas][-1] == "abort"
