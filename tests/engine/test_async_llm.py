@@ -49,10 +49,29 @@ async def read(engine: AsyncLLM, *args: Any, **kwargs: Any) -> list[StreamDelta]
         return [delta async for delta in stream]
 
 
+class Gate:
+    """Lets through as many steps as allowed; all of them once it is set."""
+
+    def __init__(self) -> None:
+        self._steps = threading.Semaphore(0)
+        self._open = False
+
+    def wait(self) -> None:
+        if not self._open:
+            self._steps.acquire()
+
+    def allow(self, steps: int) -> None:
+        self._steps.release(steps)
+
+    def set(self) -> None:
+        self._open = True
+        self._steps.release(1 << 20)
+
+
 @contextmanager
-def held(engine: AsyncLLM) -> Iterator[threading.Event]:
-    """Steps wait for the event that this gives."""
-    step, gate = engine.llm.engine.step, threading.Event()
+def held(engine: AsyncLLM) -> Iterator[Gate]:
+    """Steps wait for the gate that this gives."""
+    step, gate = engine.llm.engine.step, Gate()
 
     def waiting() -> Any:
         gate.wait()
@@ -151,10 +170,16 @@ def test_a_request_id_names_one_request_at_a_time(world):
 def test_abort_by_id_ends_the_stream_with_what_there_is(world):
     async def main() -> None:
         async with opened(world) as engine:
-            stream = await engine.submit([1, 2, 3], LONG, request_id="a")
-            deltas = [await anext(stream) for _ in range(3)]
-            assert engine.stats().running == 1 and engine.stats().kv_cache_usage > 0, "figures follow every step"
-            assert await engine.abort("a")
+            with held(engine) as gate:
+                stream = await engine.submit([1, 2, 3], LONG, request_id="a")
+                gate.allow(3)
+                deltas = [await anext(stream) for _ in range(3)]
+                stats = engine.stats()
+                assert stats.running == 1 and stats.kv_cache_usage > 0 and stats.steps == 3, "they follow every step"
+                aborting = asyncio.create_task(engine.abort("a"))
+                await asyncio.sleep(0)
+                gate.allow(1)
+                assert await aborting
             deltas += [d async for d in stream]
             assert [d.finish_reason for d in deltas][-1] == "abort"
             output = deltas[-1].output
