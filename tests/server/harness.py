@@ -26,7 +26,7 @@ PATIENCE = 60.0
 class Live:
     """A running server. `llm` and `engine` are the ones it uses."""
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 64, **settings: Any) -> None:
+    def __init__(self, llm: LLM, *, max_waiting: int = 192, **settings: Any) -> None:
         self.llm = llm
         self.engine = AsyncLLM(llm, max_waiting=max_waiting)
         self.settings = ServerSettings(**{"model_names": ("tiny", "other-name"), **settings})

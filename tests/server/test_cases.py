@@ -179,7 +179,9 @@ def test_case_14_seeds(server):
 
 @pytest.mark.parametrize("fields", [{"min_p": 0.5}, {"logit_bias": {str(i): -100 for i in range(0, V, 2)}}])
 def test_case_15_min_p_and_logit_bias_are_honoured_with_drafts(server, plain, fields):
-    given = {name: {int(k): v for k, v in value.items()} if name == "logit_bias" else value for name, value in fields.items()}
+    given = {
+        name: {int(k): v for k, v in value.items()} if name == "logit_bias" else value for name, value in fields.items()
+    }
     ids = ids_of(plain, **given)
     choice = both(server, knowing(ids), max_tokens=40, **fields)
     assert choice["token_ids"] == ids[:40]
@@ -231,7 +233,9 @@ def test_case_30_acceptance_of_each_request_is_in_the_log(server, caplog):
     with caplog.at_level("INFO", logger="paceline.server.service"), scripted(server.llm, repeat_last):
         server.ok(PLAIN, prompt=PROMPT, max_tokens=12, logit_bias={"5": 100}, ignore_eos=True)
     [line] = [r.getMessage() for r in caplog.records if r.getMessage().startswith("Request")]
-    assert re.search(r"5 \+ 12 tokens \(length\).*draft acceptance rate = [01]\.\d{5} \(\d+ accepted / \d+ generated\)", line)
+    assert re.search(
+        r"5 \+ 12 tokens \(length\).*draft acceptance rate = [01]\.\d{5} \(\d+ accepted / \d+ generated\)", line
+    )
     with caplog.at_level("INFO", logger="paceline.server.service"), scripted(server.llm, nothing):
         server.ok(PLAIN, prompt=PROMPT, max_tokens=3)
     assert caplog.records[-1].getMessage().endswith("no drafts")

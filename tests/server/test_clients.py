@@ -18,8 +18,9 @@ EXTRA = {"ignore_eos": True}
 
 @pytest.fixture
 def client(server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made, scripted(
-        server.llm, repeat_last
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made,
+        scripted(server.llm, repeat_last),
     ):
         yield made
 

@@ -159,9 +159,7 @@ def test_text_parts_and_template_variables(server, plain, monkeypatch):
     body = server.ok(CHAT, messages=parts, return_token_ids=True, max_tokens=1)
     assert body["prompt_token_ids"] == plain.tokenizer.encode_chat([{"role": "user", "content": "ab\nc"}])
     monkeypatch.setitem(server.llm.tokenizer.templates, "default", "{{ mark }}{{ messages[0].content }}")
-    body = server.ok(
-        CHAT, messages=MESSAGES, chat_template_kwargs={"mark": "abc"}, return_token_ids=True, max_tokens=1
-    )
+    body = server.ok(CHAT, messages=MESSAGES, chat_template_kwargs={"mark": "abc"}, return_token_ids=True, max_tokens=1)
     assert body["prompt_token_ids"] == plain.tokenizer.encode("abcab abc")
 
 
@@ -196,7 +194,7 @@ def test_small_endpoints(server):
     assert get("/health").status_code == get("/ping").status_code == 200
     assert get("/version").json()["version"] == "0.1.0"
     info = get("/server_info").json()
-    assert info["engine"]["vocab_size"] == 120 and info["limits"]["max_running_and_waiting"] == 72
+    assert info["engine"]["vocab_size"] == 120 and info["limits"]["max_running_and_waiting"] == 200
     assert "path" not in info["engine"]
     assert get("/load").json() == {"server_load": 0}
     assert get("/nix").status_code == 404 and get(CHAT).status_code == 405
