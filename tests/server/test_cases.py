@@ -1,7 +1,7 @@
 """The failure cases of other engines' trackers, through HTTP with a drafter that knows (or does not know) what comes.
 
-The numbers are those of the list of 32 cases that this project keeps. Where a case is about the engine alone, its test is
-there, and the table at the end of docs/server.md says where.
+The numbers are those of the list of 32 cases that this project keeps. Where a case is about the engine alone, its test
+is there, and the table at the end of docs/server.md says where.
 """
 
 from __future__ import annotations
