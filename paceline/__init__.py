@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "PacelineError",
     "RequestOutput",
@@ -17,6 +18,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from paceline.async_llm import AsyncLLM
     from paceline.errors import PacelineError
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.structured.params import StructuredOutputsParams
 
 _HOMES = {
+    "AsyncLLM": "paceline.async_llm",
     "LLM": "paceline.llm",
     "PacelineError": "paceline.errors",
     "SamplingParams": "paceline.sampling_params",

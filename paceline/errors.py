@@ -21,3 +21,11 @@ class CapacityError(PacelineError):
 
 class EngineError(PacelineError):
     """A step could not be carried out: output that is not finite, or a call where the engine cannot run."""
+
+
+class QueueFullError(PacelineError):
+    """As many requests wait as may: try again later."""
+
+
+class EngineDeadError(EngineError):
+    """A step failed, or the engine was closed: this engine serves no request any more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -63,6 +64,15 @@ class _Request:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.choices)
 
+    def next_delta(self) -> StreamDelta | None:
+        """What its reader has not seen, piece by piece; the very last piece carries the output."""
+        if not self.deltas:
+            return None
+        delta = self.deltas.popleft()
+        if self.finished and not self.deltas:
+            delta.output = self.output()
+        return delta
+
     def output(self) -> RequestOutput:
         first = [c.first_token for c in self.choices if c.first_token]
         arrival = self.choices[0].arrival
@@ -87,8 +97,9 @@ class LLM:
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
     40 % of the free memory. enable_prefix_caching: what a prompt has in common with earlier requests is taken from
     their cache, as long as it is there; the output is the same. fixed_draft_length: always draft as many tokens as
-    configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same
-    with and without speculation) or "rejection" (exact in distribution, accepts more drafts).
+    configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same with and without
+    speculation) or "rejection" (exact in distribution, accepts more drafts). allow_longer_drafts: drafts
+    beyond what a drafter was trained for are worth a warning; False makes them an error.
 
     Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
     """
@@ -109,6 +120,7 @@ class LLM:
         sampler: SamplerMode = "coupled",
         isa: str = "",
         seed: int | None = None,
+        allow_longer_drafts: bool = True,
     ) -> None:
         if sampler not in ("coupled", "rejection"):
             raise ConfigError(f"sampler: {sampler!r} is unknown; use 'coupled' or 'rejection'")
@@ -134,7 +146,7 @@ class LLM:
         self.sampler: SamplerMode = sampler
         self.prefix_caching = enable_prefix_caching
         self._fixed = fixed_draft_length
-        self.speculative_config, self._drafter = self._choose_drafter(speculative_config)
+        self.speculative_config, self._drafter = self._choose_drafter(speculative_config, allow_longer_drafts)
         blocks = self._kv_blocks(kv_cache_space, max_num_seqs)
         self.engine = Engine(
             self.model,
@@ -151,7 +163,7 @@ class LLM:
         self.grammars = GrammarCompiler(self.tokenizer, self.model.vocab_size)
         self._seeds = None if seed is None else np.random.default_rng(seed)
         self._lock = threading.RLock()
-        self._counter = 0
+        self._counter = itertools.count(1)
         self._streamed: dict[int, _Request] = {}
         self._timing: tuple[Any, ...] | None = None
 
@@ -210,7 +222,7 @@ class LLM:
         self.grammars.prepare([params])
         with self._lock, uninterrupted:
             request = self._add(prompt, params, drafts)
-            self._streamed.update({choice.request_id: request for choice in request.choices})
+            self._watch(request)
             stream = self._stream(request)
             next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
         return stream  # type: ignore[return-value]
@@ -230,13 +242,14 @@ class LLM:
                         if not request.deltas and not request.finished:
                             self._step()
                     continue
-                delta = request.deltas.popleft()
-                if request.finished and not request.deltas:
-                    delta.output = request.output()
-                yield delta
+                yield request.next_delta()
         finally:
             with self._lock:
                 self._abort([request])
+
+    def _watch(self, request: _Request) -> None:
+        """From now on `_step` keeps what it adds to this request for its reader; `_abort` ends that."""
+        self._streamed.update({choice.request_id: request for choice in request.choices})
 
     def _step(self) -> None:
         """One pass for everybody; what it adds to a streamed request waits there for its reader."""
@@ -245,11 +258,12 @@ class LLM:
                 sequence = result.sequence
                 request = self._streamed.get(sequence.request_id)
                 if request is not None:
-                    request.deltas.append(
-                        StreamDelta(
-                            sequence.choice, result.text, result.token_ids, result.accepted, sequence.finish_reason
-                        )
-                    )
+                    ids, end = result.token_ids, sequence.finish_reason
+                    delta = StreamDelta(sequence.choice, result.text, ids, result.accepted, end)
+                    delta.stop_reason = sequence.stopper.stop_reason
+                    if sequence.params.logprobs is not None:
+                        delta.logprobs = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
+                    request.deltas.append(delta)
 
     def _run(
         self, prompts: list[Any], params: Any, speculation: bool, drafts: int | None, progress: bool
@@ -279,26 +293,33 @@ class LLM:
                     self.engine.abort(choice)
 
     def _add(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
+        request = self._prepare(prompt, params, drafts)
+        self._enqueue(request)
+        return request
+
+    def _enqueue(self, request: _Request) -> None:
+        """All choices of a request, or none with the error of the first that can never run."""
+        try:
+            for choice in request.choices:
+                self.engine.add(choice)
+        except Exception:
+            self._abort([request])
+            raise
+
+    def _prepare(self, prompt: Any, params: SamplingParams, drafts: tuple[int, bool]) -> _Request:
+        """A request that the engine has not seen yet. Touches nothing that a step does: any thread may call it."""
         vocab = self.model.vocab_size
         text, ids = token_ids(prompt, self.tokenizer, vocab)
         salt = cache_salt(prompt)
         check_ids("logit_bias", params.logit_bias or {}, vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
-        self._counter += 1
-        name = f"request-{self._counter}"
+        name = f"request-{next(self._counter)}"
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
         choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
         for each in choices:
             each.group, each.cache_salt = choices[0].request_id, salt
-        request = _Request(name, text, ids, choices)
-        try:
-            for choice in choices:
-                self.engine.add(choice)
-        except Exception:
-            self._abort([request])
-            raise
-        return request
+        return _Request(name, text, ids, choices)
 
     def _sequence(
         self, ids: list[int], params: SamplingParams, drafts: int, fixed: bool, seed: int, choice: int, now: float
@@ -309,9 +330,8 @@ class LLM:
         grammar = self.grammars.constraint(params, ids)
         # a grammar keeps min_tokens itself: it knows where nothing but a stop is left
         sampling = params if grammar is None else replace(params, min_tokens=0)
-        self._counter += 1
         return EngineSequence(
-            request_id=self._counter,
+            request_id=next(self._counter),
             choice=choice,
             token_ids=list(ids),
             num_prompt_tokens=len(ids),
@@ -371,10 +391,12 @@ class LLM:
             raise ConfigError(f"max_model_len: {wanted!r} is outside 2..{most}, the context of this model")
         return wanted
 
-    def _choose_drafter(self, config: Config | Literal["auto"]) -> tuple[SpeculativeConfig | None, Drafter | None]:
+    def _choose_drafter(
+        self, config: Config | Literal["auto"], longer: bool
+    ) -> tuple[SpeculativeConfig | None, Drafter | None]:
         from paceline.speculation import factory
 
-        return factory.make_drafter(config, self.model, self.sampler)
+        return factory.make_drafter(config, self.model, self.sampler, allow_longer_drafts=longer)
 
     def _kv_blocks(self, space: float | None, max_num_seqs: int) -> int:
         """Cache blocks that fit the budget; memory is only taken as they are first used."""

@@ -58,6 +58,7 @@ class StreamDelta:
     """What one step added to one choice.
 
     accepted: for each new id, whether it came from an accepted draft. output: the whole request, on its last delta.
+    logprobs: one entry per new id when asked for. stop_reason: with the finish reason, as CompletionOutput has it.
     """
 
     index: int
@@ -66,3 +67,5 @@ class StreamDelta:
     accepted: list[bool]
     finish_reason: FinishReason | None
     output: RequestOutput | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    stop_reason: int | str | None = None

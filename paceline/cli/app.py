@@ -12,6 +12,7 @@ from paceline.cli.demo import demo
 from paceline.cli.drafters import drafters
 from paceline.cli.generate import generate
 from paceline.cli.models import convert, info, pull
+from paceline.cli.serve import serve
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ MEASURING = "Measure and train"
 app.command(rich_help_panel=GENERATING)(generate)
 app.command(rich_help_panel=GENERATING)(chat)
 app.command(rich_help_panel=GENERATING)(demo)
+app.command(rich_help_panel=GENERATING)(serve)
 app.command(rich_help_panel=MODELS)(pull)
 app.command(rich_help_panel=MODELS)(convert)
 app.command(rich_help_panel=MODELS)(info)

@@ -17,12 +17,14 @@ class SpecDecodeStats:
     """Counters of one request, or of many (`merge`).
 
     accepted_histogram[a]: drafts (verify passes with at least one draft token) of which a tokens were accepted, counted
-    before stops and length limits cut the block, as vLLM does. num_delivered_tokens: tokens that reached the client,
+    before stops and length limits cut the block, as vLLM does. drafted_histogram[k]: of them, how many had k draft
+    tokens. num_delivered_tokens: tokens that reached the client,
     of all steps: accepted, bonus, and those of passes without drafts. num_cut_tokens: accepted draft tokens that a stop
     or limit cut off.
     """
 
     accepted_histogram: list[int] = field(default_factory=list)
+    drafted_histogram: list[int] = field(default_factory=list)
     num_draft_tokens: int = 0
     num_fully_accepted: int = 0
     num_delivered_tokens: int = 0
@@ -48,20 +50,38 @@ class SpecDecodeStats:
         missing = num_draft_tokens + 1 - len(self.accepted_histogram)
         if missing > 0:
             self.accepted_histogram.extend([0] * missing)
+            self.drafted_histogram.extend([0] * missing)
         self.accepted_histogram[num_accepted_tokens] += 1
+        self.drafted_histogram[num_draft_tokens] += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_fully_accepted += num_accepted_tokens == num_draft_tokens
         self.num_cut_tokens += max(0, num_accepted_tokens - num_delivered_tokens)
 
     def merge(self, other: SpecDecodeStats) -> None:
         """Add the counters of another request or worker."""
-        self.accepted_histogram = [
-            a + b for a, b in zip_longest(self.accepted_histogram, other.accepted_histogram, fillvalue=0)
-        ]
+        self.accepted_histogram = _sum(self.accepted_histogram, other.accepted_histogram)
+        self.drafted_histogram = _sum(self.drafted_histogram, other.drafted_histogram)
         self.num_draft_tokens += other.num_draft_tokens
         self.num_fully_accepted += other.num_fully_accepted
         self.num_delivered_tokens += other.num_delivered_tokens
         self.num_cut_tokens += other.num_cut_tokens
+
+    def copy(self) -> SpecDecodeStats:
+        """The counters as they are now."""
+        out = SpecDecodeStats()
+        out.merge(self)
+        return out
+
+    def since(self, earlier: SpecDecodeStats) -> SpecDecodeStats:
+        """What was counted after `earlier`, a copy of these counters from before."""
+        return SpecDecodeStats(
+            _sum(self.accepted_histogram, [-x for x in earlier.accepted_histogram]),
+            _sum(self.drafted_histogram, [-x for x in earlier.drafted_histogram]),
+            self.num_draft_tokens - earlier.num_draft_tokens,
+            self.num_fully_accepted - earlier.num_fully_accepted,
+            self.num_delivered_tokens - earlier.num_delivered_tokens,
+            self.num_cut_tokens - earlier.num_cut_tokens,
+        )
 
     @classmethod
     def total(cls, parts: Iterable[SpecDecodeStats]) -> SpecDecodeStats:
@@ -144,3 +164,7 @@ class SpecDecodeStats:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator > 0 else 0.0
+
+
+def _sum(a: list[int], b: list[int]) -> list[int]:
+    return [x + y for x, y in zip_longest(a, b, fillvalue=0)]

@@ -162,7 +162,7 @@ def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
 
 def open_llm(folder: Path, drafter: Any = None, *, adaptive: bool = False, **options: Any) -> LLM:
     """An LLM whose drafter is the object given; see `watched`."""
-    with patch.object(factory, "make_drafter", lambda *_: (None, drafter)):
+    with patch.object(factory, "make_drafter", lambda *_, **__: (None, drafter)):
         llm = LLM(folder, **{"threads": 1, "dtype": "float32", **options})
     return watched(llm, adaptive=adaptive)
 

@@ -1,0 +1,356 @@
+"""`AsyncLLM`: an `LLM` for servers and asyncio programs. One thread runs the engine; any number of coroutines read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from paceline.engine_thread import ACCEPTED, EngineStats, EngineThread, Event, Ticket
+from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
+from paceline.llm import LLM, Prompt
+from paceline.llm import _Request as Request
+from paceline.outputs import RequestOutput, StreamDelta
+from paceline.prompts import one_params
+from paceline.sampling_params import SamplingParams
+
+__all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
+
+T = TypeVar("T")
+
+DEFAULT_MAX_WAITING = 256
+MERGE_FROM = 32  # pieces that a slow reader has not taken; from here on they are joined
+
+
+class RequestStream:
+    """A running request: an asynchronous iterator over what its steps add.
+
+    Only its own event loop may use it. A reader that falls behind gets larger pieces, never fewer tokens, and holds up
+    nobody. `aclose` (or the end of `async with`) aborts what has not finished and returns once nothing is held.
+    """
+
+    def __init__(self, owner: AsyncLLM, request_id: str, request: Request, last_only: bool) -> None:
+        self.request_id = request_id
+        self.prompt_token_ids = request.ids
+        self.seeds = [choice.state.seed for choice in request.choices]
+        self.size = len(request.choices)
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._accepted: asyncio.Future[None] = self._loop.create_future()
+        self._pieces: deque[StreamDelta] = deque()
+        self._error: BaseException | None = None
+        self._ended = False  # the engine will send nothing more
+        self._waiter: asyncio.Future[None] | None = None
+        self._ticket = Ticket(request, self._loop, self._take, lambda: owner._forget(self), last_only)
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> StreamDelta:
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pieces.popleft()
+
+    async def __aenter__(self) -> RequestStream:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Abort what has not finished, drop what was not read, and wait until blocks and places are free."""
+        await self._stop()
+        self._pieces.clear()
+
+    async def _stop(self) -> None:
+        if self._ended:
+            return
+        freed = self._loop.create_future()
+        try:
+            self._owner._thread.abort(self._ticket, lambda _: _resolve(freed))
+        except EngineDeadError:
+            return  # the end of the engine freed it, and says so
+        await freed
+
+    def _take(self, event: Event) -> None:
+        """An event from the engine's thread, on this stream's loop."""
+        if event is ACCEPTED:
+            _resolve(self._accepted)
+            return
+        if isinstance(event, StreamDelta):
+            self._keep(event)
+            self._ended = event.output is not None
+        else:
+            self._error, self._ended = event, True
+            if not self._accepted.done():
+                self._accepted.set_exception(event)
+                self._accepted.exception()  # seen: the caller may have gone
+        if self._ended:
+            self._owner._forget(self)
+        if self._waiter is not None:
+            _resolve(self._waiter)
+
+    def _keep(self, delta: StreamDelta) -> None:
+        if len(self._pieces) >= MERGE_FROM:
+            last = self._pieces[-1]
+            if last.index == delta.index and last.output is None:
+                self._pieces[-1] = _joined(last, delta)
+                return
+        self._pieces.append(delta)
+
+
+class AsyncLLM:
+    """Generation for event loops: requests of all loops and threads share the passes of one engine thread.
+
+    llm: belongs to this object from now on. max_waiting: choices that may wait besides the `max_num_seqs` that run;
+    beyond them requests get a QueueFullError at once. Close it with `await close()`.
+
+    Errors of a request (ConfigError, CapacityError, QueueFullError) are raised before its first piece. When a step
+    fails, every request in flight and every later one gets an EngineDeadError, and `error` says why.
+    """
+
+    def __init__(self, llm: LLM, *, max_waiting: int = DEFAULT_MAX_WAITING) -> None:
+        if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 0:
+            raise ConfigError(f"max_waiting: {max_waiting!r} must be a whole number of 0 or more")
+        self.llm = llm
+        self.capacity = llm.engine.max_num_seqs + max_waiting
+        self._thread = EngineThread(llm)
+        # Encoding, templates and the checks of a request: beside the steps, and beside the event loop.
+        self._workers = ThreadPoolExecutor(2, thread_name_prefix="paceline-prepare")
+        self._lock = threading.Lock()  # loops of several threads may share this object
+        self._live: dict[str, RequestStream | None] = {}  # None while it is prepared
+        self._places = 0
+        self._draining = False
+        self._idle: list[asyncio.Future[None]] = []
+        self._finalizer = weakref.finalize(self, EngineThread.stop, self._thread)
+
+    # ---- requests
+
+    async def submit(
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        num_speculative_tokens: int | None = None,
+        last_only: bool = False,
+        **template: Any,
+    ) -> RequestStream:
+        """Start a request (text, token ids, vLLM's mapping of either, or messages) and return its stream once the
+        engine has taken it in. Cancelling this call leaves nothing behind.
+
+        last_only: the stream has one delta, the last, with the output. template: for the chat template of messages.
+        Raises ConfigError, CapacityError, ChatTemplateError, QueueFullError, EngineDeadError.
+        """
+        params = one_params(sampling_params)
+        name = f"request-{uuid.uuid4().hex}" if request_id is None else request_id
+        self._reserve(name, params.n)
+        loop, stream = asyncio.get_running_loop(), None
+        try:
+            arguments = (prompt, params, num_speculative_tokens, template)
+            request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
+            stream = RequestStream(self, name, request, last_only)
+            with self._lock:
+                self._live[name] = stream
+            self._thread.add(stream._ticket)
+        except BaseException:
+            self._release(name, params.n)
+            raise
+        try:
+            await stream._accepted
+        except BaseException:
+            await stream._stop()
+            raise
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        num_speculative_tokens: int | None = None,
+        **template: Any,
+    ) -> AsyncGenerator[StreamDelta, None]:
+        """Yield what each step adds to a request; the last delta carries the output. Leaving the loop early, closing
+        or cancelling it aborts the request. Arguments and errors as for `submit`."""
+        stream = await self.submit(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            num_speculative_tokens=num_speculative_tokens,
+            **template,
+        )
+        async with stream:
+            async for delta in stream:
+                yield delta
+
+    async def complete(
+        self,
+        prompt: Prompt | Mapping[str, Any],
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        num_speculative_tokens: int | None = None,
+        **template: Any,
+    ) -> RequestOutput:
+        """The whole output of a request. Cancelling it aborts the request. Arguments and errors as for `submit`."""
+        stream = await self.submit(
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            num_speculative_tokens=num_speculative_tokens,
+            last_only=True,
+            **template,
+        )
+        async with stream:
+            async for delta in stream:
+                if delta.output is not None:
+                    return delta.output
+        raise AssertionError("a stream ends with its output or an error")
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request, whose reader gets the finish reason "abort"; True when it was running. Everything it held is
+        free when this returns. Only from the loop that the request runs on."""
+        stream = self._live.get(request_id)
+        if stream is None or stream._ended:
+            return False
+        await stream._stop()
+        return True
+
+    # ---- text, beside the event loop
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        return await self._work(lambda: self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
+        """Token ids of a conversation under the chat template. Raises ChatTemplateError."""
+        return await self._work(lambda: self.llm.tokenizer.encode_chat(messages, **template))
+
+    async def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> str:
+        """The text of a conversation under the chat template. Raises ChatTemplateError."""
+        return await self._work(lambda: self.llm.tokenizer.apply_chat_template(messages, **template))
+
+    async def decode(self, ids: list[int]) -> str:
+        """Text of token ids, special tokens included."""
+        return await self._work(lambda: self.llm.tokenizer.decode(ids, skip_special_tokens=False))
+
+    async def _work(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, call)
+
+    # ---- the whole
+
+    @property
+    def error(self) -> BaseException | None:
+        """What killed the engine, or None."""
+        return self._thread.error
+
+    @property
+    def alive(self) -> bool:
+        """Whether new requests have a chance: neither dead, closed nor draining."""
+        return not (self._thread.closed or self._draining)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have not ended, those that are still being prepared included."""
+        return len(self._live)
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges as they were after the last step; not to be changed."""
+        return self._thread.stats
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those in flight have ended."""
+        self._draining = True
+        with self._lock:
+            if not self._live:
+                return
+            idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(idle)
+        await idle
+
+    async def close(self) -> None:
+        """Abort what is in flight and end the thread."""
+        self._draining = True
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._finalizer.detach()
+
+    # ---- bookkeeping
+
+    def _prepare(
+        self, prompt: Any, params: SamplingParams, num_speculative_tokens: int | None, template: dict[str, Any]
+    ) -> Request:
+        drafts = self.llm._draft_length(True, num_speculative_tokens)
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self.llm._encode_chat(prompt, template)
+        elif template:
+            raise ConfigError(f"{next(iter(template))}: belongs to a chat template; give messages as the prompt")
+        return self.llm._prepare(prompt, params, drafts)
+
+    def _reserve(self, name: str, choices: int) -> None:
+        if self._thread.closed:
+            raise self._thread._dead()
+        if self._draining:
+            raise EngineDeadError("the engine takes no more requests: it is shutting down")
+        if choices > self.capacity:
+            raise CapacityError(f"n={choices}: at most {self.capacity} choices can run or wait here; ask for fewer")
+        with self._lock:
+            if name in self._live:
+                raise ConfigError(f"request_id: {name!r} is in use; give each request its own")
+            if self._places + choices > self.capacity:
+                raise QueueFullError(
+                    f"{self._places} of {self.capacity} places for running and waiting choices are taken; "
+                    "try again later"
+                )
+            self._live[name] = None
+            self._places += choices
+
+    def _forget(self, stream: RequestStream) -> None:
+        self._release(stream.request_id, stream.size)
+
+    def _release(self, name: str, choices: int) -> None:
+        with self._lock:
+            del self._live[name]
+            self._places -= choices
+            idle = []
+            if not self._live:
+                idle, self._idle = self._idle, []
+        for future in idle:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+                future.get_loop().call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
+    """Two pieces of one choice as one."""
+    logprobs = None if a.logprobs is None or b.logprobs is None else a.logprobs + b.logprobs
+    return StreamDelta(
+        a.index,
+        a.text + b.text,
+        a.token_ids + b.token_ids,
+        a.accepted + b.accepted,
+        b.finish_reason,
+        b.output,
+        logprobs,
+        b.stop_reason,
+    )

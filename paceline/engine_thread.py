@@ -1,0 +1,282 @@
+"""The thread that owns an engine: it takes requests in, runs steps while there is work, and sleeps otherwise.
+
+Events travel to event loops in batches, one `call_soon_threadsafe` per loop and step, whatever the number of requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import EngineDeadError, PacelineError
+from paceline.llm import LLM
+from paceline.llm import _Request as Request
+from paceline.outputs import StreamDelta
+from paceline.speculation.stats import SpecDecodeStats
+
+log = logging.getLogger(__name__)
+
+# Seconds of a step, upper edges of the histogram; the last bucket is open.
+STEP_BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+GAP_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0)
+
+ACCEPTED = object()  # the event that says: the engine has taken the request in
+
+Event = Any  # ACCEPTED, a StreamDelta, or the exception that ended the request
+Mail = list[tuple[Callable[[Any], None], Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way through the engine. `notify` is called on `loop` with each event, in order; the last is a
+    delta with an output, or an exception. last_only: no other delta is wanted."""
+
+    request: Request
+    loop: asyncio.AbstractEventLoop
+    notify: Callable[[Event], None]
+    lost: Callable[[], None]  # called on the engine's thread instead, when the loop is closed
+    last_only: bool = False
+    last: dict[int, float] = field(default_factory=dict)  # choice -> when tokens were last made for it
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Counters and gauges after a step. step_histogram: steps by their seconds, see STEP_BUCKETS. gap_histogram: the
+    time between two pieces of a request, see GAP_BUCKETS. finished: choices by finish reason. kv_cache_usage: share of
+    cache blocks in use."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    step_histogram: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS) + 1))
+    gap_seconds: float = 0.0
+    gap_histogram: list[int] = field(default_factory=lambda: [0] * (len(GAP_BUCKETS) + 1))
+    finished: dict[str, int] = field(default_factory=dict)
+    spec_decode: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+
+
+class EngineThread:
+    """Runs one LLM. Every method may be called from any thread."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.error: BaseException | None = None  # what killed it
+        self.closed = False  # takes no more commands
+        self.stats = EngineStats()  # replaced, never changed, after each step
+        self._totals = EngineStats()
+        self._gate = threading.Lock()  # between posting a command and the end
+        self._commands: queue.SimpleQueue[Callable[[], bool]] = queue.SimpleQueue()
+        self._active: dict[Ticket, None] = {}
+        self._mail: dict[asyncio.AbstractEventLoop, Mail] = {}
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    # ---- from other threads
+
+    def add(self, ticket: Ticket) -> None:
+        """Queue a request; `notify` gets ACCEPTED or the error. Raises EngineDeadError."""
+        self._post(lambda: self._add(ticket))
+
+    def abort(self, ticket: Ticket, freed: Callable[[Any], None] | None = None) -> None:
+        """End a request, which gets a last delta with the finish reason "abort"; unknown and finished ones are left
+        alone. `freed(None)` is called on its loop once nothing is held any more. Raises EngineDeadError."""
+        self._post(lambda: self._abort(ticket, freed))
+
+    def stop(self) -> None:
+        """Abort what runs and end the thread; returns when it has ended (at once if called from it)."""
+        with self._gate:
+            if not self.closed:
+                self._commands.put(lambda: False)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, command: Callable[[], bool]) -> None:
+        with self._gate:
+            if self.closed:
+                raise self._dead()
+            self._commands.put(command)
+
+    def _dead(self) -> EngineDeadError:
+        why = "it was closed" if self.error is None else f"a step failed: {self.error!r}"
+        return EngineDeadError(f"the engine serves no more requests: {why}")
+
+    # ---- on its own thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._send()  # who was taken in, refused or freed need not wait for a step
+                if self._active:
+                    self._step()
+                    self._send()
+        except BaseException as error:
+            log.exception("the engine died")
+            self.error = error
+        self._end()
+
+    def _obey(self) -> bool:
+        """Carry out what was asked for, waiting for something to do. False: stop."""
+        try:
+            wait = not self._active and not self._mail
+            while True:
+                if not self._commands.get(wait)():
+                    return False
+                wait = False
+        except queue.Empty:
+            return True
+
+    def _add(self, ticket: Ticket) -> bool:
+        self._active[ticket] = None
+        try:
+            with self.llm._lock:
+                self.llm._enqueue(ticket.request)
+                self.llm._watch(ticket.request)
+        except PacelineError as error:
+            del self._active[ticket]
+            self._tell(ticket, error)
+        else:
+            self._tell(ticket, ACCEPTED)
+        return True
+
+    def _abort(self, ticket: Ticket, freed: Callable[[Any], None] | None) -> bool:
+        if ticket in self._active:
+            del self._active[ticket]
+            self._take_back(ticket)
+        if freed is not None:
+            self._mail.setdefault(ticket.loop, []).append((freed, None))
+        self._publish()
+        return True
+
+    def _take_back(self, ticket: Ticket) -> None:
+        """Free what a request holds; its reader gets what is left, and the end of each choice that had none."""
+        request = ticket.request
+        open_choices = [c for c in request.choices if c.finish_reason is None]
+        rest = [choice.stopper.flush() for choice in open_choices]
+        with self.llm._lock:
+            self.llm._abort([request])
+        for choice, text in zip(open_choices, rest, strict=True):
+            request.deltas.append(StreamDelta(choice.choice, text, [], [], "abort"))
+            self._count_end("abort")
+        self._deliver(ticket)
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        with self.llm._lock:
+            self.llm._step()
+        seconds = time.perf_counter() - begin
+        self._totals.steps += 1
+        self._totals.step_seconds += seconds
+        self._totals.step_histogram[bisect_left(STEP_BUCKETS, seconds)] += 1
+        for ticket in [t for t in self._active if t.request.deltas]:
+            self._deliver(ticket)
+            if ticket.request.finished:
+                del self._active[ticket]
+                with self.llm._lock:
+                    self.llm._abort([ticket.request])  # finished: only forgotten
+        self._publish()
+
+    def _deliver(self, ticket: Ticket) -> None:
+        while (delta := ticket.request.next_delta()) is not None:
+            self._count(ticket, delta)
+            if delta.output is not None or not ticket.last_only:
+                self._tell(ticket, delta)
+
+    def _tell(self, ticket: Ticket, event: Event) -> None:
+        self._mail.setdefault(ticket.loop, []).append((ticket.notify, event))
+
+    def _send(self) -> None:
+        mail, self._mail = self._mail, {}
+        for loop, letters in mail.items():
+            try:
+                loop.call_soon_threadsafe(_open, letters)
+            except RuntimeError:  # that loop is closed: nobody reads there any more
+                for ticket in [t for t in self._active if t.loop is loop]:
+                    del self._active[ticket]
+                    self._take_back(ticket)
+                    ticket.lost()
+                self._mail.pop(loop, None)
+
+    def _end(self) -> None:
+        """Every request and every waiting command gets its answer; after this nothing can be posted."""
+        with self._gate:
+            self.closed = True
+        while True:
+            try:
+                self._commands.get_nowait()()
+            except queue.Empty:
+                break
+            except BaseException:
+                log.exception("a command could not be carried out by a dead engine")
+        for ticket in list(self._active):
+            try:
+                with self.llm._lock:
+                    self.llm._abort([ticket.request])
+            except BaseException:
+                log.exception("a request could not be aborted on a dead engine")
+            self._tell(ticket, self._dead())
+        self._active.clear()
+        self._publish()
+        self._send()
+
+    # ---- counting
+
+    def _count(self, ticket: Ticket, delta: StreamDelta) -> None:
+        totals, request = self._totals, ticket.request
+        if delta.token_ids:
+            totals.generation_tokens += len(delta.token_ids)
+            now = time.perf_counter()
+            before = ticket.last.get(delta.index)
+            if before is not None:
+                totals.gap_seconds += now - before
+                totals.gap_histogram[bisect_left(GAP_BUCKETS, now - before)] += 1
+            elif not ticket.last:
+                totals.prompt_tokens += len(request.ids)
+            ticket.last[delta.index] = now
+        if delta.finish_reason is not None and delta.finish_reason != "abort":
+            self._count_end(delta.finish_reason)
+
+    def _count_end(self, reason: str) -> None:
+        self._totals.finished[reason] = self._totals.finished.get(reason, 0) + 1
+
+    def _publish(self) -> None:
+        """A copy of the counters that other threads may read."""
+        engine, totals = self.llm.engine, self._totals
+        counters = {name: int(getattr(engine, name, 0)) for name in _OPTIONAL}
+        self.stats = EngineStats(
+            running=len(engine.running),
+            waiting=len(engine.waiting),
+            kv_cache_usage=1.0 - engine.pool.free / engine.pool.size,
+            prompt_tokens=totals.prompt_tokens,
+            generation_tokens=totals.generation_tokens,
+            steps=totals.steps,
+            step_seconds=totals.step_seconds,
+            step_histogram=list(totals.step_histogram),
+            gap_seconds=totals.gap_seconds,
+            gap_histogram=list(totals.gap_histogram),
+            finished=dict(totals.finished),
+            spec_decode=engine.stats.copy(),
+            **counters,
+        )
+
+
+_OPTIONAL: tuple[str, ...] = ()  # counters that the engine keeps beside its speculation statistics
+
+
+def _open(letters: Mail) -> None:
+    for callback, event in letters:
+        callback(event)

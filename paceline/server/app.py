@@ -1,0 +1,96 @@
+"""The ASGI application: endpoints, errors, and what runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import paceline
+from paceline.async_llm import AsyncLLM
+from paceline.errors import PacelineError
+from paceline.server import anthropic, chat, completions, responses, routes
+from paceline.server.errors import ApiError, as_api_error, body_of
+from paceline.server.figures import log_figures
+from paceline.server.middleware import Gate
+from paceline.server.service import Service
+from paceline.server.settings import ServerSettings
+from paceline.server.transport import JsonResponse
+
+log = logging.getLogger(__name__)
+
+
+def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[], None] | None = None) -> FastAPI:
+    """An application over an engine, which it closes when it shuts down. on_death: called once if the engine dies."""
+    service = Service(engine, settings)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        watch = asyncio.create_task(log_figures(engine, settings.log_interval, on_death))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            await engine.close()
+
+    app = FastAPI(
+        title="Paceline",
+        version=paceline.__version__,
+        description="OpenAI-compatible text generation on CPUs with lossless speculative decoding.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    for part in (chat, completions, responses, anthropic, routes):
+        app.include_router(part.router(service))
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(PacelineError, _error)
+    app.add_exception_handler(TimeoutError, _error)
+    app.add_exception_handler(Exception, _error)
+    app.add_middleware(Gate, settings=settings)
+    return app
+
+
+def answer(error: ApiError, request: Request) -> Response:
+    anthropic = request.url.path.startswith("/v1/messages")
+    return JsonResponse(body_of(error, anthropic=anthropic), error.status, error.headers())
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    found = as_api_error(error)
+    if found.status == 500:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return answer(found, request)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return answer(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), request)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """The first thing wrong with a body, by the name of its field."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    if first["type"] == "json_invalid":
+        return answer(
+            ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json"), request
+        )
+    if not where and first["type"] in ("missing", "model_attributes_type", "model_type", "dict_type"):
+        message = "the body must be a JSON object, sent with the header 'content-type: application/json'"
+        return answer(ApiError(400, message), request)
+    # alternatives of a union come with their type's name behind the field's
+    field = ".".join(part for part in where if "[" not in part and part not in ("str", "int"))
+    return answer(ApiError(400, f"{field or 'body'}: {first['msg']}"[:500], param=field[:100] or None), request)

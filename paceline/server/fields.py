@@ -1,0 +1,104 @@
+"""Fields of requests that are not in the schemas: accepted because they cannot change the output, or refused by name.
+
+A silent field is a wrong answer: whoever sends `min_p` to a server that ignores it gets text from another distribution.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.server.errors import ApiError
+from paceline.values import shown
+
+# They are about accounts, storage, scheduling or the transport, not about which tokens come. docs/api.md lists them.
+ACCEPTED = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+        "cache_control",
+        "cache_salt",
+        "cache_prompt",
+        "priority",
+        "parallel_tool_calls",
+        "spaces_between_special_tokens",
+        "include_reasoning",
+    }
+)
+
+# Known fields without support, and what to do about it.
+REFUSED: Mapping[str, str] = {
+    "best_of": "is not supported; ask for n choices and choose yourself",
+    "suffix": "is not supported; this is no fill-in-the-middle endpoint",
+    "use_beam_search": "is not supported; leave it out",
+    "length_penalty": "belongs to beam search, which is not supported; leave it out",
+    "early_stopping": "belongs to beam search, which is not supported; leave it out",
+    "prompt_logprobs": "is not supported; logprobs are of output tokens",
+    "bad_words": "is not supported; use logit_bias for single tokens",
+    "allowed_token_ids": "is not supported; use logit_bias",
+    "logits_processors": "is not supported",
+    "truncate_prompt_tokens": "is not supported; shorten the prompt",
+    "chat_template": "of a request is not accepted; the operator sets one with --chat-template",
+    "documents": "is not supported; put documents into the messages",
+    "return_tokens_as_token_ids": "is not supported; use return_token_ids",
+    "prompt_embeds": "is not supported",
+    "mm_processor_kwargs": "is not supported; this model reads text",
+    "audio": "is not supported; this model writes text",
+    "modalities": "is not supported beyond text",
+    "web_search_options": "is not supported",
+    "verbosity": "is not supported",
+    "kv_transfer_params": "is not supported",
+    "vllm_xargs": "is not supported",
+    "typical_p": "is not supported",
+    "mirostat": "is not supported",
+    "top_a": "is not supported",
+    "tfs": "is not supported",
+    "xtc_probability": "is not supported",
+    "dry_multiplier": "is not supported",
+    "grammar": "is not supported yet",
+}
+
+# Values that mean the same as leaving the field out, besides null, false, "", [] and {}.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "mirostat": (0,),
+    "typical_p": (1, 1.0),
+    "tfs": (1, 1.0),
+    "xtc_probability": (0, 0.0),
+    "dry_multiplier": (0, 0.0),
+    "top_a": (0, 0.0),
+    "truncate_prompt_tokens": (-1,),
+}
+
+
+def is_neutral(name: str, value: Any, table: Mapping[str, tuple[Any, ...]] = NEUTRAL) -> bool:
+    """Whether a field might as well have been left out."""
+    if value is None or value is False or value == "" or value == [] or value == {}:
+        return True
+    return not isinstance(value, bool) and any(value == other for other in table.get(name, ()))
+
+
+def check_extra(extra: Mapping[str, Any] | None, known: Iterable[str]) -> None:
+    """Refuse fields that the schema does not have unless they cannot change the output. known: the schema's, for hints.
+
+    Raises ApiError, which names the field.
+    """
+    for name, value in (extra or {}).items():
+        if name in ACCEPTED:
+            continue
+        if name in REFUSED:
+            if not is_neutral(name, value):
+                raise ApiError(400, f"{name}={shown(value)}: {REFUSED[name]}", param=name, code="unsupported_field")
+            continue
+        near = difflib.get_close_matches(name[:80], list(known), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
+        raise ApiError(400, f"{shown(name)[1:-1]}: unknown field{hint}", param=name[:80], code="unknown_field")

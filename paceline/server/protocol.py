@@ -1,0 +1,172 @@
+"""Requests of OpenAI's interfaces, with vLLM's additions. Types are strict; ranges are SamplingParams' business."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from paceline.sampling_params import SamplingParams
+from paceline.server.errors import bad
+from paceline.server.features import take_features
+from paceline.server.fields import check_extra
+
+MAX_STOPS = 64
+MAX_NAME = 256
+
+# Fields that SamplingParams has under the same name; null means its default.
+SAMPLING = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "ignore_eos",
+    "skip_special_tokens",
+)
+
+
+class ApiModel(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    def check(self) -> None:
+        """Every field that is not part of the schema is known, and cannot change the output. Raises ApiError."""
+        check_extra(take_features(self.model_extra), type(self).model_fields)
+
+
+class StreamOptions(ApiModel):
+    """continuous_usage_stats: usage in every chunk. include_obfuscation: accepted, there is none."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(ApiModel):
+    """What chat and plain completions share."""
+
+    model: str | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    num_speculative_tokens: int | None = None
+    return_token_ids: bool | None = None
+    return_meta_info: bool | None = None
+    request_id: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        if self.stream_options is not None:
+            if not self.stream:
+                raise bad("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream=true")
+            self.stream_options.check()
+        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
+            raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
+        if self.request_id is not None and not 1 <= len(self.request_id) <= MAX_NAME:
+            raise bad("request_id", self.request_id, f"use 1 to {MAX_NAME} characters")
+
+    def usage_wanted(self) -> tuple[bool, bool]:
+        """(in a last chunk, in every chunk)."""
+        options = self.stream_options
+        return (
+            (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
+        )
+
+    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Raises SamplingParamsError."""
+        given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
+
+    def params(self, max_logprobs: int) -> SamplingParams:
+        """Raises ApiError, SamplingParamsError."""
+        top = None
+        if self.logprobs:
+            top = checked_logprobs("top_logprobs", self.top_logprobs or 0, max_logprobs)
+        elif self.top_logprobs:
+            raise bad("top_logprobs", self.top_logprobs, "needs logprobs=true")
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self.sampling(max_tokens=limit, logprobs=top)
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    add_special_tokens: bool | None = None
+
+    def params(self, max_logprobs: int) -> SamplingParams:
+        """Raises ApiError, SamplingParamsError."""
+        top = None if self.logprobs is None else checked_logprobs("logprobs", self.logprobs, max_logprobs)
+        if self.echo and top is not None:
+            raise bad("echo", True, "with logprobs is not supported: there are none of the prompt")
+        return self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=top)
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or several. Raises ApiError for none."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if not self.prompt:
+            raise bad("prompt", self.prompt, "give at least one token")
+        if isinstance(self.prompt[0], int):
+            return [[t for t in self.prompt if isinstance(t, int)]]
+        return [p for p in self.prompt if not isinstance(p, int)]
+
+
+class TokenizeRequest(ApiModel):
+    """Of a text (prompt), or of messages under the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(ApiModel):
+    model: str | None = None
+    tokens: list[int]
+
+
+def checked_logprobs(name: str, value: int, most: int) -> int:
+    if not 0 <= value <= most:
+        raise bad(name, value, f"use 0 to {most} (--max-logprobs)")
+    return value

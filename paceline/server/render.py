@@ -1,0 +1,174 @@
+"""From what the engine says to what clients read: log-probabilities, usage, and the extras of other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from paceline.outputs import RequestMetrics, RequestOutput
+from paceline.sampling import TokenLogprobs
+from paceline.speculation.stats import SpecDecodeStats
+from paceline.tokenizer import Tokenizer
+
+LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
+
+
+class TokenTexts:
+    """Tokens as strings and bytes, remembered."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.bytes = lru_cache(maxsize=1 << 16)(tokenizer.token_bytes)
+
+    def text(self, token: int) -> str:
+        """Its characters, U+FFFD for bytes that are none alone."""
+        return self.bytes(token).decode("utf-8", "replace")
+
+    def key(self, token: int) -> str:
+        """Its characters, or "bytes:\\x.." where they are no text: distinct for distinct bytes."""
+        raw = self.bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _finite(logprob: float) -> float:
+    return max(float(logprob), LOWEST_LOGPROB)
+
+
+def _shown_top(entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
+    """The best `count`, and the drawn token where it is not among them."""
+    top = entry.top[:count]
+    if all(token != entry.token_id for token, _ in top):
+        top = [*top, (entry.token_id, entry.logprob)]
+    return top
+
+
+def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int) -> dict[str, Any]:
+    """OpenAI's `logprobs` of a chat choice."""
+
+    def item(token: int, logprob: float) -> dict[str, Any]:
+        return {"token": texts.text(token), "logprob": _finite(logprob), "bytes": list(texts.bytes(token))}
+
+    content = [
+        {**item(e.token_id, e.logprob), "top_logprobs": [item(*pair) for pair in e.top[:count]]} for e in entries
+    ]
+    return {"content": content}
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, offset: int
+) -> tuple[dict[str, Any], int]:
+    """OpenAI's `logprobs` of a completion choice whose text so far has `offset` characters, and the offset behind."""
+    tokens, values, tops, offsets = [], [], [], []
+    for e in entries:
+        text = texts.key(e.token_id)
+        tokens.append(text)
+        values.append(_finite(e.logprob))
+        tops.append({texts.key(token): _finite(value) for token, value in _shown_top(e, count)} if count else None)
+        offsets.append(offset)
+        offset += len(texts.text(e.token_id))
+    found = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
+    return {**found, "text_offset": offsets}, offset
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    """Of one request, perhaps with several prompts; a prompt counts once for all of its choices."""
+    return usage(
+        sum(len(o.prompt_token_ids) for o in outputs),
+        sum(len(c.token_ids) for o in outputs for c in o.outputs),
+        sum(getattr(o.metrics, "num_cached_tokens", 0) for o in outputs),
+    )
+
+
+def spec_summary(stats: SpecDecodeStats) -> dict[str, Any]:
+    """vLLM's `metrics.speculative_decoding` of one request."""
+    return {
+        "mean_acceptance_length": stats.acceptance_length,
+        "draft_acceptance_rate": stats.acceptance_rate,
+        "acceptance_histogram": list(stats.accepted_histogram),
+        "num_spec_steps": stats.num_drafts,
+        "num_accepted_draft_tokens": stats.num_accepted_tokens,
+        "num_draft_tokens": stats.num_draft_tokens,
+        "num_spec_tokens": max(0, len(stats.accepted_histogram) - 1),
+    }
+
+
+def metrics_of(output: RequestOutput) -> dict[str, Any]:
+    """vLLM's per-request `metrics`."""
+    m, tokens = output.metrics, len(output.outputs[0].token_ids)
+    gaps, seconds = max(0, tokens - 1), m.generation_time_s
+    return {
+        "time_to_first_token_ms": 1e3 * m.time_to_first_token_s,
+        "generation_time_ms": 1e3 * seconds,
+        "queue_time_ms": 1e3 * m.queue_time_s,
+        "mean_itl_ms": 1e3 * seconds / gaps if gaps else None,
+        "tokens_per_second": gaps / seconds if gaps and seconds > 0 else None,
+        "speculative_decoding": spec_summary(m.spec_decode),
+    }
+
+
+def meta_info(output: RequestOutput) -> dict[str, Any]:
+    """SGLang's `meta_info`. Histogram and counts are those of passes with drafts."""
+    stats, choice = output.metrics.spec_decode, output.outputs[0]
+    info: dict[str, Any] = {
+        "id": output.request_id,
+        "finish_reason": {"type": choice.finish_reason},
+        "prompt_tokens": len(output.prompt_token_ids),
+        "completion_tokens": sum(len(c.token_ids) for c in output.outputs),
+        "cached_tokens": getattr(output.metrics, "num_cached_tokens", 0),
+        "e2e_latency": output.metrics.time_to_first_token_s + output.metrics.generation_time_s,
+    }
+    if stats.num_drafts:
+        info |= {
+            "spec_accept_length": stats.acceptance_length,
+            "spec_accept_rate": stats.acceptance_rate,
+            "spec_verify_ct": stats.num_drafts,
+            "spec_num_correct_drafts": stats.num_accepted_tokens,
+            "spec_num_proposed_drafts": stats.num_draft_tokens,
+            "spec_correct_drafts_histogram": list(stats.accepted_histogram),
+        }
+    return info
+
+
+def timings(output: RequestOutput) -> dict[str, Any]:
+    """llama-server's `timings`."""
+    m: RequestMetrics = output.metrics
+    prompt, made = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
+    prompt_ms, made_ms = 1e3 * max(0.0, m.time_to_first_token_s - m.queue_time_s), 1e3 * m.generation_time_s
+
+    def rate(count: int, ms: float) -> float | None:
+        return 1e3 * count / ms if ms > 0 else None
+
+    return {
+        "prompt_n": prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / prompt,
+        "prompt_per_second": rate(prompt, prompt_ms),
+        "predicted_n": made,
+        "predicted_ms": made_ms,
+        "predicted_per_token_ms": made_ms / made if made else None,
+        "predicted_per_second": rate(made, made_ms),
+        "draft_n": m.spec_decode.num_draft_tokens,
+        "draft_n_accepted": m.spec_decode.num_accepted_tokens,
+    }
+
+
+def extras(output: RequestOutput, *, metrics: bool, meta: bool) -> dict[str, Any]:
+    """What answers carry beyond OpenAI's fields. Metrics describe one choice, so several have none, as with vLLM."""
+    out: dict[str, Any] = {"timings": timings(output)}
+    if metrics and len(output.outputs) == 1:
+        out["metrics"] = metrics_of(output)
+    if meta:
+        out["meta_info"] = meta_info(output)
+    return out

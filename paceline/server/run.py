@@ -1,0 +1,104 @@
+"""Running the application: a port taken before the model is loaded, signals that drain, an exit code that tells."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from paceline.async_llm import AsyncLLM
+from paceline.errors import ConfigError
+from paceline.server.app import build_app
+from paceline.server.settings import ServerSettings
+
+log = logging.getLogger("paceline.server")
+
+SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the interpreter gets it; Python's own is five
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with signals that end in a normal exit: the first drains, the second ends at once."""
+
+    on_ready: Callable[[], None] = staticmethod(lambda: None)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.on_ready()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        if self.should_exit:
+            self.force_exit = True
+        else:
+            log.info("%s: requests in flight may finish, new ones are refused", signal.Signals(sig).name)
+        self.should_exit = True
+
+
+def take_port(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: clients are refused until the model is there. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+    except (OSError, OverflowError) as error:
+        taken.close()
+        raise ConfigError(f"--host {host} --port {port}: {getattr(error, 'strerror', error) or error}") from None
+    return taken
+
+
+def serve(
+    engine: AsyncLLM,
+    settings: ServerSettings,
+    listening: socket.socket,
+    *,
+    shutdown_timeout: int = 30,
+    keep_alive: int = 5,
+    max_connections: int = 1024,
+    access_log: bool = False,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until a signal comes or the engine dies; the exit code: 0, or 1 for a dead engine. on_ready: called once
+    clients can connect."""
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    server: Server | None = None
+
+    def stop() -> None:
+        assert server is not None
+        server.should_exit = True
+
+    config = uvicorn.Config(
+        build_app(engine, settings, on_death=stop),
+        log_config=None,
+        access_log=access_log,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_keep_alive=keep_alive,
+        timeout_graceful_shutdown=shutdown_timeout,
+        limit_concurrency=max_connections,
+    )
+    server = Server(config)
+    server.on_ready = on_ready
+    gc.collect()
+    gc.freeze()  # what the start has made stays: later collections need not look at it
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        runner.run(server.serve(sockets=[listening]))
+    return 1 if engine.error is not None else 0

@@ -1,0 +1,121 @@
+"""A real server on a real port, in a thread, over a tiny model with a scripted drafter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from engine.harness import assert_idle
+
+from paceline import LLM, AsyncLLM
+from paceline.server.app import build_app
+from paceline.server.run import Server, take_port
+from paceline.server.settings import ServerSettings
+
+import uvicorn  # isort: skip
+
+PATIENCE = 60.0
+
+
+class Live:
+    """A running server. `llm` and `engine` are the ones it uses."""
+
+    def __init__(self, llm: LLM, *, max_waiting: int = 192, **settings: Any) -> None:
+        self.llm = llm
+        self.engine = AsyncLLM(llm, max_waiting=max_waiting)
+        self.settings = ServerSettings(**{"model_names": ("tiny", "other-name"), **settings})
+        self.died = threading.Event()
+        self.app = build_app(self.engine, self.settings, on_death=self.died.set)
+        self.service = self.app.state.service
+        self.socket = take_port("127.0.0.1", 0)
+        self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=20, lifespan="on")
+        self.server = Server(config)
+        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        ready = threading.Event()
+        self.server.on_ready = ready.set
+        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
+        self.server.capture_signals = _nothing  # type: ignore[method-assign]
+        self.thread.start()
+        assert ready.wait(PATIENCE)
+        self.client = httpx.Client(base_url=self.url, timeout=PATIENCE)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def ok(self, path: str, **body: Any) -> dict[str, Any]:
+        answer = self.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream, whose end is checked."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as answer:
+            assert answer.status_code == 200, answer.read()
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            return parse_events(line for line in answer.iter_lines())
+
+    def idle(self) -> None:
+        """Everything that requests held is free; waits for what clients left behind."""
+        until(lambda: not self.engine.in_flight)
+        assert self.engine._places == 0
+        assert_idle(self.llm)
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.should_exit = True
+        self.thread.join(PATIENCE)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def live(llm: LLM, **options: Any) -> Iterator[Live]:
+    server = Live(llm, **options)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that must come to pass."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.005)
+
+
+def parse_events(lines: Iterator[str]) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    if data and data[-1] == "[DONE]":
+        data.pop()
+    return [json.loads(item) for item in data]
+
+
+def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """A streamed choice as a whole one: chat or plain completion."""
+    out: dict[str, Any] = {"text": "", "finish_reason": None, "stop_reason": None, "token_ids": [], "logprobs": []}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            if choice["index"] != index:
+                continue
+            assert out["finish_reason"] is None, "nothing comes behind the end"
+            out["text"] += choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
+            out["token_ids"] += choice.get("token_ids", [])
+            if choice["logprobs"]:
+                out["logprobs"] += choice["logprobs"].get("content") or choice["logprobs"]["token_logprobs"]
+            if choice["finish_reason"] is not None:
+                out["finish_reason"], out["stop_reason"] = choice["finish_reason"], choice["stop_reason"]
+    return out
