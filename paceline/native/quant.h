@@ -55,7 +55,9 @@ struct QuantTile {
   int rows;          // 1 .. kMaxQuantRows
   const uint8_t* w;  // one panel
   int groups;
-  bool ahead;  // prefetch the stream of weights
+  const uint8_t* next;  // what to ask memory for meanwhile: `lines` per group and pass over the groups, on from here
+  int lines;
+  bool near;   // into the first-level cache: it is read soon
   float* out;  // [rows][ld], 32 columns
   int ld;
 };

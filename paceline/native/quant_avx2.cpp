@@ -13,7 +13,6 @@ using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
 
-constexpr int kPrefetchBytes = 8192;
 constexpr int kRows = 4;  // rows of a tile: sums and results in registers
 
 inline __m256i four(const int8_t* q) {
@@ -35,10 +34,10 @@ inline void tile_t(const QuantTile& t, int row, int part) {
   for (int r = 0; r < MR; ++r) out[r] = _mm256_setzero_ps();
   const QuantGroup* a = t.a + row;
   const uint8_t* group = t.w + paceline::quant_header_bytes(F);
-  const bool ahead = t.ahead && row == 0 && part == 0;
+  const bool ahead = row == 0 && part < 2;  // a panel is asked for in two halves
+  const uint8_t* next = t.next + size_t(part) * size_t(t.groups) * size_t(t.lines) * 64;
   for (int g = 0; g < t.groups; ++g, a += t.stride, group += kBytes) {
-    if (ahead)
-      for (size_t i = 0; i < kBytes; i += 64) _mm_prefetch((const char*)group + kPrefetchBytes + i, _MM_HINT_T0);
+    for (int i = 0; ahead && i < t.lines; ++i, next += 64) _mm_prefetch((const char*)next, _MM_HINT_T0);
     const uint8_t* w = group + size_t(part / 2) * kHalf + part % 2 * 32;
     const uint8_t* scales = group + 2 * kHalf + part * 16;
     __m256i sum[MR];

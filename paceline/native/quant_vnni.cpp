@@ -13,8 +13,6 @@ using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
 
-constexpr int kPrefetchBytes = 8192;  // ahead of the stream of weights, as in kernels.inl
-
 inline __m512i four(const int8_t* q) {
   int32_t x;
   memcpy(&x, q, 4);
@@ -23,9 +21,17 @@ inline __m512i four(const int8_t* q) {
 
 inline __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
+inline void ask(const QuantTile& t, const uint8_t*& next, int lines) {
+  for (int i = 0; i < lines; ++i, next += 64)
+    if (t.near)
+      _mm_prefetch((const char*)next, _MM_HINT_T0);
+    else
+      _mm_prefetch((const char*)next, _MM_HINT_T1);
+}
+
 // MR rows times NV halves of a panel, from half `first` on. Loops over registers are unrolled by name: GCC keeps an
 // array that it indexes in memory.
-template <Quant F, int MR, int NV, bool kAhead>
+template <Quant F, int MR, int NV>
 inline void tile_t(const QuantTile& t, int first) {
   constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
   constexpr size_t kHalf = paceline::quant_half_bytes(F), kBytes = paceline::quant_group_bytes(F);
@@ -38,9 +44,9 @@ inline void tile_t(const QuantTile& t, int first) {
   const uint8_t* w = t.w + paceline::quant_header_bytes(F);
   const uint8_t* scales = w + 2 * kHalf + first * 32;
   w += size_t(first) * kHalf;
+  const uint8_t* next = t.next + (NV == 1 ? size_t(first) * size_t(t.groups) * size_t(t.lines) * 64 : 0);
   for (int g = 0; g < t.groups; ++g, a += t.stride, w += kBytes, scales += kBytes) {
-    if (kAhead)
-      for (size_t i = 0; i < kBytes; i += 64) _mm_prefetch((const char*)w + kPrefetchBytes + i, _MM_HINT_T0);
+    ask(t, next, (t.lines + 1) / 2);
     __m512i sum[MR][NV];
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r)
@@ -52,6 +58,7 @@ inline void tile_t(const QuantTile& t, int first) {
     if constexpr (kInt8) {
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) {
+        if (j == 4) ask(t, next, t.lines / 2);
         __m512i x[NV];
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
@@ -64,6 +71,7 @@ inline void tile_t(const QuantTile& t, int first) {
       const __m512i mask = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
+        if (j == 2) ask(t, next, t.lines / 2);
         __m512i x[NV];
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
@@ -109,16 +117,10 @@ inline void tile_t(const QuantTile& t, int first) {
 template <Quant F, int MR>
 void panel_t(const QuantTile& t) {
   if constexpr (MR <= 6) {
-    if (t.ahead)
-      tile_t<F, MR, 2, true>(t, 0);
-    else
-      tile_t<F, MR, 2, false>(t, 0);
+    tile_t<F, MR, 2>(t, 0);
   } else {
-    if (t.ahead)
-      tile_t<F, MR, 1, true>(t, 0);
-    else
-      tile_t<F, MR, 1, false>(t, 0);
-    tile_t<F, MR, 1, false>(t, 1);
+    tile_t<F, MR, 1>(t, 0);
+    tile_t<F, MR, 1>(t, 1);
   }
 }
 
