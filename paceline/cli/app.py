@@ -12,6 +12,7 @@ from paceline.cli.demo import demo
 from paceline.cli.drafters import drafters
 from paceline.cli.generate import generate
 from paceline.cli.models import convert, info, pull
+from paceline.cli.quantised import evaluate, quantize
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -31,9 +32,11 @@ app.command(rich_help_panel=GENERATING)(chat)
 app.command(rich_help_panel=GENERATING)(demo)
 app.command(rich_help_panel=MODELS)(pull)
 app.command(rich_help_panel=MODELS)(convert)
+app.command(rich_help_panel=MODELS)(quantize)
 app.command(rich_help_panel=MODELS)(info)
 app.command(rich_help_panel=MODELS)(drafters)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
+app.command("eval", rich_help_panel=MEASURING)(evaluate)
 
 
 @app.command(

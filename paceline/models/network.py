@@ -82,7 +82,8 @@ class WeightLoader:
 
     def quantised(self, values: np.ndarray, quant: Any) -> Any:
         """fp32 [n, k], not of the checkpoint, packed in a format."""
-        weight = self._new(*values.shape, False, quant)
+        n, k = values.shape
+        weight = self._new(n, k, False, quant)
         weight.fill_quant(quantise(values, quant)[0])
         return weight
 

@@ -78,7 +78,7 @@ def test_a_poisoned_row_stays_alone(isa, name):
 @every_format
 @pytest.mark.parametrize("rows", [3, 20, 30])
 def test_epilogues_and_inputs(isa, name, rows):
-    """norm, bias, add and gate: the same sums with what the path does to them; activations of other products as input."""
+    """norm, bias and add: the same sums with what the path does to them."""
     k, n = 64, 72
     x, bias, norm = normal(5, rows, k), normal(6, 1, n)[0], 1 + normal(7, 1, k)[0] / 8
     first, second = ref.stored(name, normal(8, n, k)), ref.stored(name, normal(9, n, k))
