@@ -25,19 +25,21 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
   const size_t pass_bytes = size_t(t.groups) * size_t(t.lines) * 64 * size_t(passes / tiles);
   for (int p = g.panel_begin; p < g.panel_end; p += 2) {
     const int panels = std::min(2, g.panel_end - p);
+    const bool straight = g.epilogue == Epilogue::kStore && !g.bias && (p + panels) * kPanel <= g.n;
     const uint8_t* follow = p + panels < g.panel_end ? weights + size_t(p + panels) * panel_bytes : g.next;
     for (int r0 = 0; r0 < g.rows; r0 += tile_rows) {
       t.a = static_cast<const QuantGroup*>(g.a) + size_t(r0) * size_t(t.groups);
       t.stride = tile_rows;
       t.rows = std::min(tile_rows, g.rows - r0);
-      t.ld = panels * kPanel;
+      t.ld = straight ? g.ldo : size_t(panels * kPanel);
+      float* to = straight ? g.out + size_t(r0) * g.ldo + p * kPanel : tmp;
       for (int i = 0; i < panels; ++i) {
         t.w = weights + size_t(p + i) * panel_bytes;
         t.next = t.near ? t.w + kPrefetchBytes : follow + size_t(i) * panel_bytes + size_t(r0 / tile_rows) * pass_bytes;
-        t.out = tmp + i * kPanel;
+        t.out = to + i * kPanel;
         quant.tile(w.quant, t);
       }
-      kernels.epilogue(g, tmp, r0, t.rows, p, panels);
+      if (!straight) kernels.epilogue(g, tmp, r0, t.rows, p, panels);
     }
   }
 }

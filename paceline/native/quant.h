@@ -59,7 +59,7 @@ struct QuantTile {
   int lines;
   bool near;   // into the first-level cache: it is read soon
   float* out;  // [rows][ld], 32 columns
-  int ld;
+  size_t ld;
 };
 
 struct QuantKernels {
