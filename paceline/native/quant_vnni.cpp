@@ -40,13 +40,14 @@ inline void tile_t(const QuantTile& t, int first) {
   for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) out[r][v] = _mm512_setzero_ps();
+  constexpr int kSteps = kInt8 ? 8 : 4;
+  const int lines = t.lines / kSteps, more = t.lines % kSteps;  // evenly over the steps
   const QuantGroup* a = t.a;
   const uint8_t* w = t.w + paceline::quant_header_bytes(F);
   const uint8_t* scales = w + 2 * kHalf + first * 32;
   w += size_t(first) * kHalf;
   const uint8_t* next = t.next + (NV == 1 ? size_t(first) * size_t(t.groups) * size_t(t.lines) * 64 : 0);
   for (int g = 0; g < t.groups; ++g, a += t.stride, w += kBytes, scales += kBytes) {
-    ask(t, next, (t.lines + 1) / 2);
     __m512i sum[MR][NV];
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r)
@@ -58,7 +59,7 @@ inline void tile_t(const QuantTile& t, int first) {
     if constexpr (kInt8) {
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) {
-        if (j == 4) ask(t, next, t.lines / 2);
+        ask(t, next, lines + (j < more));
         __m512i x[NV];
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
@@ -71,7 +72,7 @@ inline void tile_t(const QuantTile& t, int first) {
       const __m512i mask = _mm512_set1_epi8(15);
 #pragma GCC unroll 4
       for (int j = 0; j < 4; ++j) {
-        if (j == 2) ask(t, next, t.lines / 2);
+        ask(t, next, lines + (j < more));
         __m512i x[NV];
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
