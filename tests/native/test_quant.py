@@ -238,3 +238,45 @@ def test_quantising_refuses_what_no_scale_holds(name, value):
     out = np.empty((3, _native.quant_row_bytes(ref.quant(name), 32)), np.uint8)
     bad = _native.quantise_rows(ref.quant(name), values, out)
     assert bad == (-1 if name == "INT8_CHANNEL" and np.isfinite(value) else 1)
+
+
+BUILDS: dict[str, Any] = {
+    "no format for a row": lambda: _native.quant_row_bytes(_native.Quant.NONE, 32),
+    "a row of nothing": lambda: _native.quant_row_bytes(_native.Quant.INT8, 0),
+    "no format for a matrix": lambda: _native.packed_quant_bytes(_native.Quant.NONE, 3, 32),
+    "a matrix of nothing": lambda: _native.packed_quant_bytes(_native.Quant.INT8, 0, 32),
+    "room of another size": lambda: _native.quantise_rows(
+        _native.Quant.INT8, np.zeros((2, 32), np.float32), np.zeros((2, 33), np.uint8)
+    ),
+    "room for fewer rows": lambda: _native.quantise_rows(
+        _native.Quant.INT8, np.zeros((2, 32), np.float32), np.zeros((1, 34), np.uint8)
+    ),
+    "activations that do not fit": lambda: _native.quantise_activations(
+        np.zeros((2, 33), np.float32), np.zeros((2, 48), np.uint8)
+    ),
+    "an arena too small": lambda: _native.Packed(_native.Arena(1), 1 << 16, 1 << 12, False, False, _native.Quant.INT8),
+}
+
+
+@pytest.mark.parametrize("what", BUILDS)
+def test_wrong_arguments_are_refused(what):
+    with pytest.raises((ValueError, TypeError, RuntimeError)):
+        BUILDS[what]()
+
+
+def test_a_view_must_start_a_panel():
+    weight = ref.pack("INT4", ref.stored("INT4", normal(14, 96, 64)), k=64)
+    with pytest.raises(ValueError, match="multiple of 32"):
+        weight.view(16, 32)
+
+
+def test_quantised_and_plain_weights_share_a_plan():
+    """The plan's type is that of its plain weights and its cache; quantised ones fit beside them."""
+    for f32 in (True, False):
+        path, plan = Path("", f32), Path("", f32).plan()
+        source, mid = buffer(plan, "INPUT", 64), buffer(plan, "F32", 32)
+        plan.linear(source, mid, ref.pack("INT8", ref.stored("INT8", normal(15, 32, 64)), k=64), convert=True)
+        plan.linear(mid, buffer(plan, "LOGITS", 32), path.identity(32), convert=True, selected=True)
+        x = normal(16, 20, 64)
+        want = path.round(ref.product(x, "INT8", ref.stored("INT8", normal(15, 32, 64))))
+        assert (run_rows(plan, x, 32) == want.astype(np.float32)).all()
