@@ -1,7 +1,10 @@
 """Plain decoding, prefill and verify passes against llama.cpp: the same weights and threads, runs taken in turns.
 
     python -m benchmarks.compare_llamacpp --output result.json
+    python -m benchmarks.compare_llamacpp --type q4_1,q4_0,q8_0 --output quantised.json
 
+`--type`: what the weights are stored as. Quantised types are one and the same GGUF file for both sides, made of the
+model by llama-quantize, whose blocks both use as they are (good for measuring speed, not quality).
 `tg128`: 128 tokens decoded one by one, without speculation. `pp512`: a prompt of 512 tokens until its first token.
 `rowsN`: one pass of N rows behind 128 tokens with the logits of every row, which is what verifying N - 1 drafts costs.
 Paceline's tg128 and pp512 include sampling and its Python API; llama-bench's are of its passes alone.
@@ -18,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,8 +42,15 @@ Samples = dict[str, list[float]]
 class Paceline:
     """Paceline's side: one loaded model, driven through the public API."""
 
-    def __init__(self, model: Path, threads: int) -> None:
-        self.llm = LLM(model, dtype="bfloat16", threads=threads, max_model_len=1024)
+    def __init__(self, model: Path, threads: int, quantization: Literal["none", "auto"] = "none") -> None:
+        self.llm = LLM(
+            model,
+            dtype="bfloat16",
+            quantization=quantization,
+            threads=threads,
+            max_model_len=1024,
+            speculative_config=None,
+        )
         self.random = np.random.default_rng(0)
         self.measure()  # warms everything up
 
@@ -69,12 +79,12 @@ class Paceline:
 
 
 class LlamaCpp:
-    """llama.cpp's side: its own benchmark programs on a bf16 file of the same weights."""
+    """llama.cpp's side: its own benchmark programs on a file of the same weights."""
 
-    def __init__(self, model: Path, threads: int) -> None:
+    def __init__(self, model: Path, threads: int, kind: str) -> None:
         llamacpp.build()
         self.settings = llamacpp.Settings(threads=threads)
-        self.model = llamacpp.model_file(model, "bf16")
+        self.model = llamacpp.model_file(model, kind)
 
     def measure(self) -> Samples:
         samples = llamacpp.bench(self.model, SPEEDS, self.settings, repetitions=REPETITIONS)
@@ -83,10 +93,10 @@ class LlamaCpp:
 
 
 def take_turns(
-    first: Callable[[], Samples], second: Callable[[], Samples], rounds: int
+    first: Callable[[], Samples], second: Callable[[], Samples], rounds: int, *, first_turn: int = 0
 ) -> Iterator[tuple[Samples, ...]]:
     """(samples of first, samples of second) of each round; every other round the second one starts."""
-    for turn in range(rounds):
+    for turn in range(first_turn, first_turn + rounds):
         if turn % 2:
             late = second()
             yield first(), late
@@ -114,32 +124,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = (__doc__ or "").splitlines()[0]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_llamacpp", description=summary)
     parser.add_argument("--model", default="smollm2-135m", help="GGUF file or a name that `paceline pull` knows")
+    parser.add_argument("--type", default="bf16", help=f"comma-separated: {', '.join(llamacpp.TYPES)}")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, help="write the result as JSON, with every sample")
     options = parser.parse_args(arguments)
+    kinds = options.type.split(",")
+    results = []
     try:
         model = resolve_model(options.model)
-        peer = LlamaCpp(model, options.threads)
-        ours = Paceline(model, options.threads)
-        samples: Samples = {}
-        peer_samples: Samples = {}
-        for turn, results in enumerate(take_turns(ours.measure, peer.measure, options.rounds)):
-            for collected, result in zip((samples, peer_samples), results, strict=True):
-                for test, values in result.items():
-                    collected.setdefault(test, []).extend(values)
+        pairs = {kind: _pair(model, kind, options.threads) for kind in kinds}
+        collected: dict[str, tuple[Samples, Samples]] = {kind: ({}, {}) for kind in kinds}
+        for turn in range(options.rounds):
+            for kind, (ours, peer) in pairs.items():
+                (measured,) = take_turns(ours.measure, peer.measure, 1, first_turn=turn)
+                for samples, result in zip(collected[kind], measured, strict=True):
+                    for test, values in result.items():
+                        samples.setdefault(test, []).extend(values)
             print(f"round {turn + 1} of {options.rounds}", file=sys.stderr)
     except (llamacpp.PeerError, PacelineError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    tests = summarise(samples, peer_samples)
-    for test, row in tests.items():
-        print(f"{test:7} Paceline {row['paceline']:8} llama.cpp {row['llama.cpp']:8} {row['unit']:12} {row['ratio']}x")
-    if options.output:
+    for kind, (ours, peer) in pairs.items():
+        tests = summarise(*collected[kind])
+        for test, row in tests.items():
+            print(
+                f"{kind:5} {test:7} Paceline {row['paceline']:8} llama.cpp {row['llama.cpp']:8} {row['unit']:12} "
+                f"{row['ratio']}x"
+            )
         peer_facts = {"version": llamacpp.VERSION, **asdict(peer.settings)}
-        facts = {"model": model.name, "dtype": "bfloat16", "isa": ours.llm.info()["isa"], "llama.cpp": peer_facts}
-        options.output.write_text(json.dumps({**facts, "tests": tests}, indent=2) + "\n")
+        facts = {"model": model.name, "type": kind, "isa": ours.llm.info()["isa"], "llama.cpp": peer_facts}
+        results.append({**facts, "tests": tests})
+    if options.output:
+        options.output.write_text(json.dumps(results if len(results) > 1 else results[0], indent=2) + "\n")
     return 0
+
+
+def _pair(model: Path, kind: str, threads: int) -> tuple[Paceline, LlamaCpp]:
+    """Both sides for one type of weights."""
+    peer = LlamaCpp(model, threads, kind)
+    quantised = kind.startswith("q")
+    return Paceline(peer.model if quantised else model, threads, "auto" if quantised else "none"), peer
 
 
 if __name__ == "__main__":

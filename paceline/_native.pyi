@@ -22,8 +22,53 @@ class Arena:
     @property
     def used(self) -> int: ...
 
+class Quant(enum.Enum):
+    NONE = 0
+
+    INT8 = 1
+
+    INT8_CHANNEL = 2
+
+    INT4 = 3
+
+    INT4_MIN = 4
+
+def quant_row_bytes(quant: Quant, k: int) -> int: ...
+def packed_quant_bytes(quant: Quant, n: int, k: int, gated: bool = False) -> int: ...
+def quantise_rows(
+    quant: Quant,
+    values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
+) -> int:
+    """
+    fp32 [n, k] to the stored form uint8 [n, quant_row_bytes]. Returns -1, or the first row whose values no scale holds.
+    """
+
+def quant_isa(isa: str = "") -> str:
+    """The quantised kernels that a path uses: portable, avx2 or avx512_vnni. All give the same bits."""
+
+def quantise_activations(
+    values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    out: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu")],
+    isa: str = "",
+) -> None:
+    """
+    fp32 [n, k] to 48 bytes per group of 32: int8 values, fp32 scale, int32 -128 and -8 times their sum, fp32 scale
+    times their sum.
+    """
+
 class Packed:
-    def __init__(self, arena: Arena, n: int, k: int, f32: bool, gated: bool = False) -> None: ...
+    def __init__(
+        self, arena: Arena, n: int, k: int, f32: bool, gated: bool = False, quant: Quant = Quant.NONE
+    ) -> None: ...
+    @property
+    def quant(self) -> Quant: ...
+    def fill_quant(
+        self,
+        rows: Annotated[NDArray[numpy.uint8], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        row: int = 0,
+        part: int = 0,
+    ) -> None: ...
     def view(self, row: int, count: int) -> Packed: ...
     @property
     def n(self) -> int: ...
@@ -169,7 +214,9 @@ class Plan:
     ) -> None: ...
 
 def measure_read_bandwidth(pool: ThreadPool, bytes: int, isa: str = "") -> float: ...
-def measure_peak(pool: ThreadPool, isa: str = "", f32: bool = False, iterations: int = 2000000) -> float: ...
+def measure_peak(
+    pool: ThreadPool, isa: str = "", f32: bool = False, iterations: int = 2000000, int8: bool = False
+) -> float: ...
 
 class IdMap:
     """Target ids of the columns of a head over part of the vocabulary."""

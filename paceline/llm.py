@@ -35,6 +35,7 @@ from paceline.stopping import StopChecker
 from paceline.structured.compiler import GrammarCompiler
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.quantise import Quantization
 from paceline.weights.store import resolve_model
 
 __all__ = ["LLM", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamDelta"]
@@ -92,6 +93,8 @@ class LLM:
 
     model: a known name ("smollm2-135m"), a Hugging Face folder, a *.gguf file or a hub id.
     dtype: "auto" and "bfloat16" run bf16 weights; "float32" is for comparison with references.
+    quantization: of the matrices. "none" runs dtype, whatever the file holds; "auto" what a quantised file holds;
+    "int8", "int8_channel" and "int4" convert to that (docs/quantisation.md).
     speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
     None decodes plainly. The text never depends on it.
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
@@ -109,6 +112,7 @@ class LLM:
         model: str | Path = "smollm2-135m",
         *,
         dtype: Literal["auto", "bfloat16", "float32"] = "auto",
+        quantization: Quantization = "none",
         speculative_config: Config | Literal["auto"] = "auto",
         threads: int | None = None,
         max_model_len: int | None = None,
@@ -140,7 +144,12 @@ class LLM:
         checkpoint = open_checkpoint(path)
         self.tokenizer = load_tokenizer(checkpoint)
         self.model = TargetModel(
-            checkpoint, dtype=dtype, threads=threads, isa=isa, max_rows=max(max_num_batched_tokens, max_num_seqs)
+            checkpoint,
+            dtype=dtype,
+            quantization=quantization,
+            threads=threads,
+            isa=isa,
+            max_rows=max(max_num_batched_tokens, max_num_seqs),
         )
         self.max_model_len = self._context(max_model_len)
         self.sampler: SamplerMode = sampler
@@ -435,6 +444,8 @@ class LLM:
             "path": str(self.model.path),
             "architecture": c.model_type,
             "dtype": self.model.dtype,
+            "quantization": self.model.quantization,
+            "weight_type": self.model.weight_type,
             "isa": self.model.isa,
             "threads": self.model.threads,
             "num_layers": c.num_layers,
@@ -464,10 +475,8 @@ class LLM:
         """(bytes read, operations) of one pass of `rows` rows behind `context` tokens with logits of all rows."""
         c = self.model.config
         kv = self.model.new_cache(1).bytes_per_block // BLOCK_TOKENS
-        element = 4 if self.model.f32 else 2
-        matrices = self.model.weight_bytes // element
         attention = 4 * c.num_layers * c.num_heads * c.head_dim * (context + rows)
-        return self.model.weight_bytes + kv * (context + rows), rows * (2 * matrices + attention)
+        return self.model.weight_bytes + kv * (context + rows), rows * (2 * self.model.matrix_elements + attention)
 
     def time_forward(self, rows: int, context: int) -> float:
         """Seconds of one pass of `rows` rows behind `context` tokens, logits of all rows, nothing sampled."""

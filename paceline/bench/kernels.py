@@ -1,6 +1,7 @@
 """`paceline bench kernels`: whole forward passes of a few rows against what memory and arithmetic allow.
 
-Floor of a pass = max(bytes / read bandwidth, floating-point operations / peak); bytes: weights, K/V read.
+Floor of a pass = max(bytes / read bandwidth, operations / peak); bytes: weights, K/V read. The peak is that of the
+instruction that multiplies the weights: of byte dot products for quantised ones, with which attention is counted too.
 Bandwidth, peak and every row count are measured once in each repeat, so that a machine whose speed drifts is
 compared with itself; the figures are medians over the repeats.
 """
@@ -48,13 +49,14 @@ def measure(
     import paceline._native as _native
 
     model = llm.model
+    int8 = model.weight_type.startswith("int")
     samples = KernelSamples(seconds={count: [] for count in rows})
     for count in rows:
         llm.time_forward(count, context)
     for repeat in range(repeats):
         samples.bandwidth.append(_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa))
         on_step("read bandwidth")
-        samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32))
+        samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32, int8=int8))
         on_step("arithmetic peak")
         for count in rows if repeat % 2 == 0 else reversed(rows):
             samples.seconds[count].append(llm.time_forward(count, context))

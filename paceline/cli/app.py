@@ -12,6 +12,7 @@ from paceline.cli.demo import demo
 from paceline.cli.drafters import drafters
 from paceline.cli.generate import generate
 from paceline.cli.models import convert, info, pull
+from paceline.cli.quantised import evaluate, quantize
 from paceline.cli.serve import serve
 from paceline.errors import PacelineError
 
@@ -33,9 +34,11 @@ app.command(rich_help_panel=GENERATING)(demo)
 app.command(rich_help_panel=GENERATING)(serve)
 app.command(rich_help_panel=MODELS)(pull)
 app.command(rich_help_panel=MODELS)(convert)
+app.command(rich_help_panel=MODELS)(quantize)
 app.command(rich_help_panel=MODELS)(info)
 app.command(rich_help_panel=MODELS)(drafters)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
+app.command("eval", rich_help_panel=MEASURING)(evaluate)
 
 
 @app.command(

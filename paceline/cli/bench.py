@@ -81,6 +81,7 @@ def bench(
     seed: opt.RaceSeedOption = None,
     ignore_eos: opt.IgnoreEosOption = False,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     output: OutputOption = None,
     save_outputs: Annotated[
@@ -139,7 +140,7 @@ def bench(
             sets = {name: load_dataset(name, num_prompts) for name in names}
         except UnknownDatasetError as error:
             raise typer.BadParameter(str(error), param_hint="--dataset") from None
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, speculation=any(arms)))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, any(arms), quantization))
     note_long_drafts(llm, max(arms))
     rows: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
@@ -186,6 +187,7 @@ def kernels(
         typer.Option("--repeats", min=1, metavar="N", help="Rounds; each measures everything once, medians are shown."),
     ] = 15,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -204,7 +206,7 @@ def kernels(
 
     if output is not None:
         check_writable(output, "--output")
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, speculation=False))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, speculation=False, quantization=quantization))
     with step_progress("Measuring", repeats * bench_kernels.steps_per_repeat(counts)) as advance:
         result = bench_kernels.measure(llm, counts, repeats, on_step=advance)
     if output is not None:

@@ -43,6 +43,7 @@ def chat(
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     no_speculation: opt.NoSpeculationOption = False,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     max_model_len: opt.MaxModelLenOption = None,
     stats: Annotated[
@@ -74,7 +75,7 @@ def chat(
     )
     from paceline.cli.engine import note_long_drafts, open_llm, summary
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation, quantization))
     if llm.tokenizer.chat_template is None:
         raise PacelineError(f"{model} has no chat template; use `paceline generate --raw` with this model")
     length = 0 if no_speculation else num_speculative_tokens

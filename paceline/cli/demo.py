@@ -49,6 +49,7 @@ def demo(
     speculative_config: opt.SpeculativeConfigOption = None,
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     as_json: Annotated[
         bool,
@@ -68,7 +69,7 @@ def demo(
     params = opt.sampling_params(temperature=temperature, seed=seed, max_tokens=max_tokens)
     from paceline.cli.engine import note_long_drafts, open_llm
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, quantization=quantization))
     note_long_drafts(llm, num_speculative_tokens)
     race = Race(llm, chat_request(llm, text), params, num_speculative_tokens)
     race.warm_up()

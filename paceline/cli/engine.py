@@ -27,6 +27,7 @@ def open_llm(options: EngineOptions) -> LLM:
 
         arguments: dict[str, Any] = {
             "dtype": options.dtype,
+            "quantization": options.quantization,
             "threads": options.threads,
             "max_model_len": options.max_model_len,
         }
@@ -68,7 +69,7 @@ def summary(llm: LLM, lengths: Sequence[int | None] = (None,)) -> str:
         drafts = f"{facts['speculation']} drafts {' or '.join(map(str, wanted))} token{'s' * (wanted != [1])}"
     return (
         f"{llm.model_name}: {facts['isa']}, {count(facts['threads'], 'thread')}, "
-        f"{facts['weights_bytes'] / 2**20:,.0f} MiB {facts['dtype']} weights, "
+        f"{facts['weights_bytes'] / 2**20:,.0f} MiB {facts.get('weight_type', facts['dtype'])} weights, "
         f"KV cache up to {facts['kv_cache_bytes'] / 2**20:,.0f} MiB, {drafts}"
     )
 

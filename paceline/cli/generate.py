@@ -50,6 +50,7 @@ def generate(
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     no_speculation: opt.NoSpeculationOption = False,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     max_model_len: opt.MaxModelLenOption = None,
     as_json: Annotated[
@@ -92,7 +93,7 @@ def generate(
     )
     from paceline.cli.engine import note_long_drafts, open_llm
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation, quantization))
     note_long_drafts(llm, num_speculative_tokens)
     request = text if raw else chat_request(llm, text, system)
     show = None if as_json else _write

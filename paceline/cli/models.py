@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ENGINE_KEYS = (
     "dtype",
+    "weight_type",
     "isa",
     "threads",
     "max_model_len",
@@ -66,6 +67,7 @@ def convert(
 def info(
     model: opt.ModelArgument,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=opt.OUTPUT_PANEL)] = False,
 ) -> None:
@@ -77,7 +79,7 @@ def info(
     from paceline.weights.checkpoint import open_checkpoint
     from paceline.weights.store import resolve_model
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads))
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, quantization=quantization))
     checkpoint = open_checkpoint(resolve_model(model))
     try:
         facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
@@ -137,7 +139,7 @@ def facts_text(facts: dict[str, Any]) -> str:
         ("parameters", f"{_short(facts['parameters'])} ({stored})"),
         ("context", f"{facts['context_length']:,} tokens, {engine['max_model_len']:,} used"),
         ("kernels", f"{engine['isa']}, {opt.count(engine['threads'], 'thread')}"),
-        ("weights", f"{engine['weights_bytes'] / 2**20:,.0f} MiB as {engine['dtype']}"),
+        ("weights", f"{engine['weights_bytes'] / 2**20:,.0f} MiB as {engine['weight_type']}"),
         (
             "KV cache",
             f"up to {engine['kv_cache_bytes'] / 2**20:,.0f} MiB for {engine['kv_cache_tokens']:,} tokens "

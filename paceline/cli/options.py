@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from paceline.sampling_params import SamplingParams
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+Quantization = Literal["none", "auto", "int8", "int8_channel", "int4"]
 DEFAULT_MODEL = "smollm2-135m"
 
 MODEL_PANEL = "Model"
@@ -29,6 +30,14 @@ ModelOption = Annotated[
     typer.Option("--model", "-m", metavar="MODEL", help=MODEL_HELP, rich_help_panel=MODEL_PANEL),
 ]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Weights in memory.", rich_help_panel=MODEL_PANEL)]
+QuantizationOption = Annotated[
+    Quantization,
+    typer.Option(
+        "--quantization",
+        help="Weights in memory: none = as --dtype says, auto = as a quantised file holds them, or convert them.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
 ThreadsOption = Annotated[
     int | None,
     typer.Option(
@@ -201,6 +210,7 @@ class EngineOptions:
     max_model_len: int | None = None
     speculative_config: dict[str, Any] | None = None
     speculation: bool = True
+    quantization: Quantization = "none"
 
 
 def parse_speculative_config(text: str | None) -> dict[str, Any] | None:

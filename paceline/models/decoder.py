@@ -38,16 +38,17 @@ class DecoderWeights:
     head: Any  # [V, H]
 
 
-def weight_bytes(c: DecoderConfig, *, f32: bool) -> int:
-    """Bytes of all packed matrices of a decoder."""
+def weight_bytes(c: DecoderConfig, *, f32: bool, quantised: bool = False) -> int:
+    """Bytes of all packed matrices of a decoder; quantised: at most, whichever formats they get."""
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     layer = (
-        packed_bytes(q + 2 * kv, c.hidden_size, f32=f32)
-        + packed_bytes(c.hidden_size, q, f32=f32)
-        + packed_bytes(c.intermediate_size, c.hidden_size, f32=f32, gated=True)
-        + packed_bytes(c.hidden_size, c.intermediate_size, f32=f32)
+        packed_bytes(q + 2 * kv, c.hidden_size, f32=f32, quantised=quantised)
+        + packed_bytes(c.hidden_size, q, f32=f32, quantised=quantised)
+        + packed_bytes(c.intermediate_size, c.hidden_size, f32=f32, gated=True, quantised=quantised)
+        + packed_bytes(c.hidden_size, c.intermediate_size, f32=f32, quantised=quantised)
     )
-    return c.num_layers * layer + packed_bytes(c.vocab_size, c.hidden_size, f32=f32)
+    embeddings = 1 if c.tie_word_embeddings or not quantised else 2  # an untied table may stay quantised
+    return c.num_layers * layer + embeddings * packed_bytes(c.vocab_size, c.hidden_size, f32=f32, quantised=quantised)
 
 
 def load_layer(loader: WeightLoader, c: DecoderConfig, prefix: str) -> LayerWeights:

@@ -9,6 +9,7 @@ block are thrown away after each draft.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from paceline.models.network import Network, WeightLoader, packed_bytes
 from paceline.models.target import TargetModel
 from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+from paceline.weights.quantise import check_quantization, choose_format
 
 HEAD_ROWS_FILE = "head_rows.safetensors"
 
@@ -220,12 +222,23 @@ class DrafterWeights:
 class DFlashDrafter:
     """A drafter in memory beside its target: `add_context` and `draft_logits` are one pass each."""
 
-    def __init__(self, checkpoint: Checkpoint, target: TargetModel, *, max_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        target: TargetModel,
+        *,
+        max_rows: int | None = None,
+        quantization: str | None = None,
+    ) -> None:
+        """quantization: of the drafter's matrices; None = int8 where the target's are quantised, else none."""
         self.path = checkpoint.path
         self.target = target
         self.config = read_drafter_config(checkpoint.config, str(checkpoint.path))
         check_pairing(self.config, target, str(checkpoint.path))
         self.max_rows = max_rows or target.max_rows
+        if quantization is None:
+            quantization = "none" if target.quantization == "none" else "int8"
+        self.quantization = check_quantization(quantization)
         folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
         self.head_rows = read_head_rows(folder, target.vocab_size)
         self.weights = self._load(checkpoint)
@@ -246,19 +259,22 @@ class DFlashDrafter:
     def _load(self, checkpoint: Checkpoint) -> DrafterWeights:
         d, target = self.config.decoder, self.target
         f32, hidden, width = target.f32, d.hidden_size, len(self.config.target_layer_ids) * d.hidden_size
+        size = functools.partial(packed_bytes, f32=f32, quantised=self.quantization != "none")
         q, kv = d.num_heads * d.head_dim, d.num_kv_heads * d.head_dim
         shared = q % 32 == 0  # k and v rows start a panel: the context plan reads them in place
-        capacity = packed_bytes(hidden, width, f32=f32) + (1 << 20)
+        capacity = size(hidden, width) + (1 << 20)
         capacity += d.num_layers * (
-            packed_bytes(q + 2 * kv, hidden, f32=f32)
-            + packed_bytes(hidden, q, f32=f32)
-            + packed_bytes(d.intermediate_size, hidden, f32=f32, gated=True)
-            + packed_bytes(hidden, d.intermediate_size, f32=f32)
-            + (0 if shared else packed_bytes(2 * kv, hidden, f32=f32))
+            size(q + 2 * kv, hidden)
+            + size(hidden, q)
+            + size(d.intermediate_size, hidden, gated=True)
+            + size(hidden, d.intermediate_size)
+            + (0 if shared else size(2 * kv, hidden))
         )
         if self.head_rows is not None:
-            capacity += packed_bytes(len(self.head_rows), hidden, f32=f32)
-        loader = FiniteLoader(checkpoint, f32=f32, capacity=capacity, workers=target.threads)
+            capacity += size(len(self.head_rows), hidden)
+        loader = FiniteLoader(
+            checkpoint, f32=f32, capacity=capacity, workers=target.threads, quantization=self.quantization
+        )
         try:
             layers = [load_layer(loader, d, f"layers.{i}") for i in range(d.num_layers)]
             context = []
@@ -289,6 +305,8 @@ class DFlashDrafter:
         values = np.empty((len(rows), source.k), np.float32)
         for i, row in enumerate(rows):
             source.row(int(row), values[i : i + 1])
+        if self.quantization != "none":
+            return loader.quantised(values, choose_format(["F32"], self.quantization))
         weight = _native.Packed(loader.arena, len(rows), source.k, f32, False)
         weight.fill(values)
         return weight
@@ -379,6 +397,6 @@ class DFlashDrafter:
         return logits
 
 
-def load_drafter(path: str | Path, target: TargetModel) -> DFlashDrafter:
+def load_drafter(path: str | Path, target: TargetModel, *, quantization: str | None = None) -> DFlashDrafter:
     """Open a drafter folder and pair it with a target. Raises ConfigError or CheckpointError."""
-    return DFlashDrafter(open_checkpoint(path), target)
+    return DFlashDrafter(open_checkpoint(path), target, quantization=quantization)

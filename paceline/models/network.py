@@ -11,14 +11,22 @@ import numpy as np
 from paceline import _native
 from paceline.errors import CheckpointError
 from paceline.weights.checkpoint import Checkpoint
+from paceline.weights.quantise import NAMES, STORED, Conversions, Quantization, choose_format, quantise, quantised_rows
 
 PANEL = 32
 
 
-def packed_bytes(n: int, k: int, *, f32: bool, gated: bool = False) -> int:
-    """Bytes of a packed [n, k] weight (gated: two of them), the arena's page rounding included."""
+def packed_bytes(n: int, k: int, *, f32: bool, gated: bool = False, quantised: bool = False) -> int:
+    """Bytes of a packed [n, k] weight (gated: two of them), the arena's page rounding included.
+
+    quantised: at most, whichever format it gets.
+    """
     panels = -(-n // PANEL) * (2 if gated else 1)
-    return panels * (k if f32 else -(-k // 2)) * 128 + 4096
+    size = panels * (k if f32 else -(-k // 2)) * 128
+    if quantised:
+        widest = (_native.Quant.INT8, _native.Quant.INT8_CHANNEL)
+        size = max(size, *(_native.packed_quant_bytes(quant, n, k, gated) for quant in widest))
+    return size + 4096
 
 
 class WeightLoader:
@@ -27,9 +35,21 @@ class WeightLoader:
     At most `workers` tensors are unpacked at once, so peak memory stays near the packed size.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, f32: bool, capacity: int, workers: int) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        f32: bool,
+        capacity: int,
+        workers: int,
+        quantization: Quantization = "none",
+    ) -> None:
         self.checkpoint = checkpoint
         self.f32 = f32
+        self.quantization = quantization
+        self.conversions = Conversions()
+        self.formats: dict[str, int] = {}  # bytes of packed matrices by what they are stored as in memory
+        self.elements = 0  # of packed matrices: the multiplications of a row
         self.arena = _native.Arena(capacity)
         self._pool = ThreadPoolExecutor(max_workers=max(1, workers))
         self._jobs: list[Future[None]] = []
@@ -42,17 +62,40 @@ class WeightLoader:
     def packed(self, parts: Sequence[tuple[str, int]], k: int, *, gated: bool = False) -> Any:
         """Matrices [n_i, k] stacked along their rows; gated: exactly two of equal size, gate and up."""
         n = parts[0][1] if gated else sum(rows for _, rows in parts)
-        weight = _native.Packed(self.arena, n, k, self.f32, gated)
+        for name, rows in parts:
+            self._expect(name, (rows, k))
+        quant = choose_format([self.checkpoint.stored_dtype(name) for name, _ in parts], self.quantization)
+        weight = self._new(n, k, gated, quant)
         row = 0
         for index, (name, rows) in enumerate(parts):
-            self._expect(name, (rows, k))
             job = self._pool.submit(self._fill, weight, name, (rows, k), 0 if gated else row, index if gated else 0)
             self._jobs.append(job)
             row += rows
         return weight
 
-    def table(self, name: str, n: int, k: int) -> np.ndarray:
-        """An embedding table [n, k] left as it is in memory: fp32, or bf16 bits as uint16."""
+    def _new(self, n: int, k: int, gated: bool, quant: Any | None) -> Any:
+        weight = _native.Packed(self.arena, n, k, self.f32, gated, quant or _native.Quant.NONE)
+        kind = NAMES[quant] if quant else "float32" if self.f32 else "bfloat16"
+        self.formats[kind] = self.formats.get(kind, 0) + weight.nbytes
+        self.elements += n * k * (2 if gated else 1)
+        return weight
+
+    def quantised(self, values: np.ndarray, quant: Any) -> Any:
+        """fp32 [n, k], not of the checkpoint, packed in a format."""
+        n, k = values.shape
+        weight = self._new(n, k, False, quant)
+        weight.fill_quant(quantise(values, quant)[0])
+        return weight
+
+    def table(self, name: str, n: int, k: int) -> Any:
+        """An embedding table [n, k]: packed as it is where a quantised file may stay so, else left in memory as fp32
+        or bf16 bits (uint16)."""
+        self._expect(name, (n, k))
+        stored = self.checkpoint.stored_dtype(name)
+        if self.quantization != "none" and stored in STORED:
+            weight = _native.Packed(self.arena, n, k, False, False, STORED[stored])
+            weight.fill_quant(self.checkpoint.blocks(name))
+            return weight
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
         return values if self.f32 else values.view(np.uint16)
 
@@ -82,6 +125,10 @@ class WeightLoader:
             self._pool.shutdown(cancel_futures=True)
 
     def _fill(self, weight: Any, name: str, shape: tuple[int, int], row: int, part: int) -> None:
+        if weight.quant != _native.Quant.NONE:
+            weight.fill_quant(quantised_rows(self.checkpoint, name, weight.quant, self.conversions), row, part)
+            self.checkpoint.release_pages()
+            return
         self._put(weight, self._load(name, shape, "float32" if self.f32 else "bfloat16"), row, part)
         self.checkpoint.release_pages()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,9 @@ from paceline.models.config import DecoderConfig
 from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
 from paceline.models.network import Network, WeightLoader
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
+from paceline.weights.quantise import Quantization, check_quantization, expected_bytes
+
+log = logging.getLogger(__name__)
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
@@ -41,11 +45,13 @@ class TargetModel:
         checkpoint: Checkpoint,
         *,
         dtype: str = "auto",
+        quantization: Quantization = "none",
         threads: int | None = None,
         isa: str = "",
         max_rows: int = 512,
     ) -> None:
         self.dtype = resolve_dtype(dtype)
+        self.quantization = check_quantization(quantization)
         self.f32 = self.dtype == "float32"
         self.isa = runtime.choose_isa(isa)
         self.threads = runtime.choose_threads(threads)
@@ -54,21 +60,40 @@ class TargetModel:
         self.path = checkpoint.path
         self.checkpoint = checkpoint
         self.config = read_config(checkpoint)
-        self.weight_bytes = weight_bytes(self.config, f32=self.f32)
+        quantised = self.quantization != "none"
+        capacity = weight_bytes(self.config, f32=self.f32, quantised=quantised)
+        self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
         if self.weight_bytes > available:
             raise CapacityError(
                 f"{checkpoint.path}: needs {self.weight_bytes / 2**30:.1f} GiB for its weights, "
                 f"{available / 2**30:.1f} GiB of memory are free; use a smaller model or a machine with more memory"
             )
-        loader = WeightLoader(checkpoint, f32=self.f32, capacity=self.weight_bytes + (1 << 20), workers=self.threads)
+        loader = WeightLoader(
+            checkpoint,
+            f32=self.f32,
+            capacity=capacity + (1 << 20),
+            workers=self.threads,
+            quantization=self.quantization,
+        )
         try:
             self.weights = load_decoder(loader, self.config)
             loader.refuse_unused()
         finally:
             loader.finish()
+        if quantised:
+            self.weight_bytes = sum(loader.formats.values())
+        self.formats, self.matrix_elements = loader.formats, loader.elements
+        self.conversions = loader.conversions
+        for line in loader.conversions.describe():
+            log.warning("%s: %s; quantization none keeps bf16", checkpoint.path, line)
         self._loader = loader
         self._plans: dict[tuple[int, ...], _native.Plan] = {}
+
+    @property
+    def weight_type(self) -> str:
+        """What most bytes of the matrices are stored as: bfloat16, float32, int8, int8_channel or int4."""
+        return max(self.formats, key=lambda kind: self.formats[kind])
 
     @property
     def vocab_size(self) -> int:

@@ -95,6 +95,8 @@ struct Kernels {
   int max_query_tile;
   bool bf16_dot;
   void (*gemm)(const GemmArgs&);
+  // sums [mr][panels * 32] of rows from `row` and of `panels` panels (1 or 2) -> what g.epilogue makes of them
+  void (*epilogue)(const GemmArgs& g, const float* sums, int row, int mr, int panel, int panels);
   // rows [begin, end) of x [*, ldx] -> act [*, lda]: rmsnorm when weight is given, plain conversion otherwise
   void (*norm_rows)(const float* x, size_t ldx, int width, const float* weight, float eps, void* act, size_t lda,
                     Act mode, int begin, int end);

@@ -626,6 +626,7 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, S::kQueryTile, S::kBf16Dot, gemm, norm_rows, qkv_post, attend, merge, finish, peak_loop, read_loop,
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   epilogue,  norm_rows,
+    qkv_post, attend,        merge,       finish, peak_loop, read_loop,
 };
 }  // namespace paceline

@@ -19,6 +19,7 @@ using namespace paceline;
 
 void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
+void register_quant(nb::module_& m);
 
 namespace {
 
@@ -26,6 +27,7 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Floats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstFloats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves2 = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -47,8 +49,9 @@ struct PyPlan {
   }
 };
 
-void check_fill(const Packed& p, size_t rows, size_t columns, int row, int part) {
-  if (columns != size_t(p.k) || row < 0 || size_t(row) + rows > size_t(p.n) || part < 0 || part > int(p.gated))
+void check_fill(const Packed& p, size_t rows, size_t columns, int row, int part, bool quantised = false) {
+  if (quantised != (p.quant != Quant::kNone) || columns != size_t(p.k) || row < 0 || size_t(row) + rows > size_t(p.n) ||
+      part < 0 || part > int(p.gated))
     throw std::invalid_argument("fill: shape does not fit the packed weight");
 }
 
@@ -68,15 +71,27 @@ NB_MODULE(_native, m) {
 
   nb::class_<Arena>(m, "Arena").def(nb::init<size_t>(), "capacity"_a).def_prop_ro("used", &Arena::used);
 
+  register_quant(m);
   nb::class_<Packed>(m, "Packed")
-      .def(nb::init<Arena&, int, int, bool, bool>(), "arena"_a, "n"_a, "k"_a, "f32"_a, "gated"_a = false,
-           nb::keep_alive<1, 2>())
+      .def(nb::init<Arena&, int, int, bool, bool, Quant>(), "arena"_a, "n"_a, "k"_a, "f32"_a, "gated"_a = false,
+           "quant"_a = Quant::kNone, nb::keep_alive<1, 2>())
       .def(
           "view", [](const Packed& p, int row, int count) { return new Packed(p, row, count); }, "row"_a, "count"_a,
           nb::keep_alive<0, 1>())
       .def_ro("n", &Packed::n)
       .def_ro("k", &Packed::k)
+      .def_ro("quant", &Packed::quant)
       .def_prop_ro("nbytes", &Packed::bytes)
+      .def(
+          "fill_quant",
+          [](Packed& p, Bytes2 a, int row, int part) {
+            if (p.quant == Quant::kNone || a.shape(1) != quant_row_bytes(p.quant, p.k))
+              throw std::invalid_argument("fill_quant: the rows are not in the form of the packed weight");
+            check_fill(p, a.shape(0), size_t(p.k), row, part, true);
+            nb::gil_scoped_release release;
+            p.fill_quant(a.data(), row, int(a.shape(0)), part);
+          },
+          "rows"_a, "row"_a = 0, "part"_a = 0)
       .def(
           "fill",
           [](Packed& p, ConstFloats2 a, int row, int part) {
@@ -360,18 +375,21 @@ NB_MODULE(_native, m) {
       "pool"_a, "bytes"_a, "isa"_a = "");
   m.def(
       "measure_peak",
-      [](ThreadPool& pool, const std::string& isa, bool f32, long iterations) {
+      [](ThreadPool& pool, const std::string& isa, bool f32, long iterations, bool int8) {
         const Kernels& kernels = kernels_for(isa.c_str());
+        const QuantKernels& quant = quant_kernels_for(kernels.name);
         nb::gil_scoped_release release;
         std::vector<double> done(size_t(pool.size()), 0.0);
         const double start = seconds();
-        pool.run([&](int tid) { done[size_t(tid)] = kernels.peak_loop(iterations, f32); });
+        pool.run([&](int tid) {
+          done[size_t(tid)] = int8 ? quant.peak_loop(iterations) : kernels.peak_loop(iterations, f32);
+        });
         const double elapsed = seconds() - start;
         double total = 0;
         for (const double d : done) total += d;
         return total / elapsed / 1e9;
       },
-      "pool"_a, "isa"_a = "", "f32"_a = false, "iterations"_a = 2'000'000L);
+      "pool"_a, "isa"_a = "", "f32"_a = false, "iterations"_a = 2'000'000L, "int8"_a = false);
 
   register_sampling(m);
   register_dequant(m);

@@ -9,8 +9,7 @@
 namespace paceline {
 namespace {
 
-constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
-constexpr int kStateHead = 16;    // floats before the values in an attention state (kernels.inl)
+constexpr int kStateHead = 16;  // floats before the values in an attention state (kernels.inl)
 
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 int padded(int n) { return int(round_up(size_t(n), 16)); }
@@ -18,14 +17,6 @@ int padded(int n) { return int(round_up(size_t(n), 16)); }
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
-}
-
-struct Range {
-  int begin, end;
-};
-
-Range share(int n, int tid, int threads) {
-  return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
 }
 
 }  // namespace
@@ -49,6 +40,7 @@ struct Plan::Tiles {
 Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, int max_rows)
     : pool_(std::move(pool)),
       kernels_(kernels),
+      quant_kernels_(quant_kernels_for(kernels.name)),
       f32_(f32),
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
@@ -90,13 +82,15 @@ void Plan::add(Op op) {
         throw std::invalid_argument("rope: cos or sin too narrow");
       break;
     case Op::kLinear: {
-      if (op.w->f32 != f32_) throw std::invalid_argument("linear: weight type differs from the plan's");
+      if (op.w->quant == Quant::kNone && op.w->f32 != f32_)
+        throw std::invalid_argument("linear: weight type differs from the plan's");
       if (op.convert) {
         need(op.in, {K::kF32, K::kInput}, "linear in");
-        scratch_stride_ = std::max(scratch_stride_, round_up(size_t(op.w->k), 32));
+        if (op.w->quant == Quant::kNone) scratch_stride_ = std::max(scratch_stride_, round_up(size_t(op.w->k), 32));
       } else {
         need(op.in, {K::kAct}, "linear in");
       }
+      if (op.w->quant != Quant::kNone) quant_groups_ = std::max(quant_groups_, size_t(quant_groups(op.w->k)));
       if (buffers_[op.in].width != op.w->k)
         throw std::invalid_argument("linear in: width " + std::to_string(buffers_[op.in].width) + ", weight takes " +
                                     std::to_string(op.w->k));
@@ -173,7 +167,9 @@ size_t Plan::scratch_bytes() const {
   size_t total = 0;
   for (const Buffer& b : buffers_)
     if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
-  return total + scratch_stride_ * act_item() * (size_t(max_rows_) + size_t(kPrivateRows) * pool_->size());
+  const size_t rows = size_t(max_rows_) + size_t(kPrivateRows) * pool_->size();
+  total += quant_groups_ * (sizeof(QuantGroup) * rows + kGroup * 4 * size_t(pool_->size()));
+  return total + scratch_stride_ * act_item() * rows;
 }
 
 float* Plan::f32(int id, const Batch& batch, size_t* stride) {
@@ -305,6 +301,12 @@ void Plan::run(const Batch& batch, KVCache* cache) {
     private_scratch_ = std::make_unique<Region>(scratch_stride_ * act_item() * kPrivateRows * pool_->size());
     shared_scratch_ = std::make_unique<Region>(scratch_stride_ * act_item() * max_rows_);
   }
+  if (quant_groups_ && !quant_private_) {
+    const size_t row = quant_groups_ * sizeof(QuantGroup);
+    quant_private_ = std::make_unique<Region>(row * kPrivateRows * pool_->size());
+    quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
+    quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
+  }
   const bool timed = !op_ns_.empty();
   pool_->run([&](int tid) {
     for (size_t i = 0; i < ops_.size(); ++i) {
@@ -420,6 +422,7 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
 }
 
 void Plan::linear(const Op& op, const Batch& b, int tid) {
+  if (op.w->quant != Quant::kNone) return quant_linear(op, b, tid);
   const int threads = pool_->size();
   const int rows = op.selected ? b.selected : b.rows;
   if (rows == 0) return;

@@ -62,6 +62,17 @@ struct Batch {
   size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
 };
 
+constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
+
+struct Range {
+  int begin, end;
+};
+
+// The part of [0, n) that falls to thread `tid`.
+inline Range share(int n, int tid, int threads) {
+  return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
+}
+
 class Plan {
  public:
   Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, int max_rows);
@@ -92,6 +103,7 @@ class Plan {
   void check(const Batch& batch, const KVCache* cache) const;
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
+  void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
 
@@ -100,6 +112,7 @@ class Plan {
 
   std::shared_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
+  const QuantKernels& quant_kernels_;
   const bool f32_;
   const Act act_;
   const bool far_prefetch_;
@@ -112,6 +125,9 @@ class Plan {
   // inputs of linears normed or rounded: one copy per thread for few rows, one for all otherwise
   size_t scratch_stride_ = 0;
   std::unique_ptr<Region> private_scratch_, shared_scratch_;
+  // the same for quantised weights: groups of the widest input; then one fp32 row a thread
+  size_t quant_groups_ = 0;
+  std::unique_ptr<Region> quant_private_, quant_shared_, quant_row_;
   std::vector<float> partials_;
   std::vector<int64_t> op_ns_;  // empty: not profiling
 };

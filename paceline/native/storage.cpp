@@ -50,23 +50,35 @@ uint8_t* Arena::take(size_t bytes) {
   return region_.data() + at;
 }
 
-Packed::Packed(Arena& arena_, int n_, int k_, bool f32_, bool gated_)
-    : arena(&arena_), n(n_), k(k_), f32(f32_), gated(gated_) {
+Packed::Packed(Arena& arena_, int n_, int k_, bool f32_, bool gated_, Quant quant_)
+    : arena(&arena_), n(n_), k(k_), f32(f32_ && quant_ == Quant::kNone), gated(gated_), quant(quant_) {
   if (n <= 0 || k <= 0) throw std::invalid_argument("packed weight needs positive dimensions");
   panels = (n + kPanel - 1) / kPanel * (gated ? 2 : 1);
   data = arena->take(bytes());
 }
 
 Packed::Packed(const Packed& of, int row, int count)
-    : arena(of.arena), n(count), k(of.k), f32(of.f32), gated(false), panels((count + kPanel - 1) / kPanel) {
+    : arena(of.arena),
+      n(count),
+      k(of.k),
+      f32(of.f32),
+      gated(false),
+      quant(of.quant),
+      panels((count + kPanel - 1) / kPanel) {
   if (of.gated || row < 0 || row % kPanel || count < 1 || row + count > of.n)
     throw std::invalid_argument("view: rows must start at a multiple of 32 inside an ungated weight");
-  data = of.cell(row, 0);
+  data = of.panel(row, 0);
 }
 
-uint8_t* Packed::cell(int row, int part) const {
-  const size_t panel = size_t(row / kPanel) * (gated ? 2 : 1) + part;
-  return data + panel * (f32 ? size_t(k) : size_t(k + 1) / 2) * 128 + size_t(row % kPanel) * 4;
+uint8_t* Packed::panel(int row, int part) const {
+  return data + (size_t(row / kPanel) * (gated ? 2 : 1) + part) * panel_bytes();
+}
+
+uint8_t* Packed::cell(int row, int part) const { return panel(row, part) + size_t(row % kPanel) * 4; }
+
+void Packed::fill_quant(const uint8_t* src, int row, int count, int part) {
+  for (int r = row; r < row + count; ++r, src += quant_row_bytes(quant, k))
+    pack_quant_row(quant, src, k, panel(r, part), r % kPanel);
 }
 
 void Packed::fill_f32(const float* src, int row, int count, int part) {
@@ -105,6 +117,7 @@ void Packed::fill_bf16(const uint16_t* src, int row, int count, int part) {
 }
 
 void Packed::row_f32(int row, float* out) const {
+  if (quant != Quant::kNone) return unpack_quant_row(quant, panel(row, 0), row % kPanel, k, out);
   const uint8_t* from = cell(row, 0);
   for (int i = 0; i < k; ++i) {
     if (f32) {

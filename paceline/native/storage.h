@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "quant.h"
 
 namespace paceline {
 
@@ -35,25 +36,32 @@ class Arena {
   size_t used_ = 0;
 };
 
-// A [n, k] matrix as panels of 32 columns: [panels][ceil(k/2)][32][2] bf16 or [panels][k][32] fp32.
-// Gated matrices hold gate and up panels in turn.
+// A [n, k] matrix as panels of 32 columns: [panels][ceil(k/2)][32][2] bf16, [panels][k][32] fp32, or quantised
+// (quant.h). Gated matrices hold gate and up panels in turn.
 struct Packed {
   Arena* arena;
   int n, k;
   bool f32, gated;
+  Quant quant = Quant::kNone;
   int panels;
   uint8_t* data;
 
-  Packed(Arena& arena, int n, int k, bool f32, bool gated);
+  Packed(Arena& arena, int n, int k, bool f32, bool gated, Quant quant = Quant::kNone);
   // rows [row, row + count) of another packed weight, sharing its memory; row must start a panel
   Packed(const Packed& of, int row, int count);
-  size_t bytes() const { return size_t(panels) * (f32 ? size_t(k) : size_t(k + 1) / 2) * 128; }
+  size_t panel_bytes() const {
+    return quant != Quant::kNone ? quant_panel_bytes(quant, k) : (f32 ? size_t(k) : size_t(k + 1) / 2) * 128;
+  }
+  size_t bytes() const { return size_t(panels) * panel_bytes(); }
   // rows [row, row + count) of the unpacked matrix; part 1 is the up half of a gated one
   void fill_f32(const float* src, int row, int count, int part);
   void fill_bf16(const uint16_t* src, int row, int count, int part);
+  // rows in the form that quant_row_bytes describes; only for quantised weights
+  void fill_quant(const uint8_t* src, int row, int count, int part);
   void row_f32(int row, float* out) const;  // one row back, for embeddings that share the head's memory
 
  private:
+  uint8_t* panel(int row, int part) const;
   uint8_t* cell(int row, int part) const;
 };
 

@@ -17,7 +17,8 @@ MAX_LOOKUP = 64
 DEFAULT_NGRAM_TOKENS = 7
 DEFAULT_LOOKUP = (2, 4)
 
-KNOWN_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+KNOWN_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "quantization")
+QUANTIZATIONS = ("none", "int8", "int8_channel", "int4")
 
 _GPU = "it steers GPU kernels; remove it"
 _PARALLEL = "this engine runs a model on the threads of one process; remove it"
@@ -26,7 +27,6 @@ _ADAPTIVE = "the draft length is chosen each step from measured costs; remove it
 _NOT_USED: dict[str, str] = {
     "tensor_parallel_size": _PARALLEL,
     "draft_tensor_parallel_size": _PARALLEL,
-    "quantization": "the drafter's precision follows its checkpoint; remove it",
     "moe_backend": _GPU,
     "attention_backend": _GPU,
     "kv_cache_dtype": "the drafter's cache has the target's type; remove it",
@@ -63,6 +63,7 @@ class SpeculativeConfig:
 
     method: one of METHODS. model: the drafter (path or known name), for dflash. num_speculative_tokens: most drafts per
     step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for ngram.
+    quantization: of the drafter's matrices and its rows of the head; None = int8 for a quantised target, else none.
     """
 
     method: str
@@ -70,6 +71,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    quantization: str | None = None
 
     @classmethod
     def parse(cls, source: Mapping[str, Any] | str | SpeculativeConfig) -> SpeculativeConfig:
@@ -112,6 +114,11 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
         raise SpeculativeConfigError(f"speculative config: model={shown(model)}: use a path or name of a drafter")
     method = _method(values.get("method"), model, values)
     tokens = _integer(values, "num_speculative_tokens", MAX_SPECULATIVE_TOKENS)
+    quantization = values.get("quantization")
+    if quantization is not None and quantization not in QUANTIZATIONS:
+        raise SpeculativeConfigError(
+            f"speculative config: quantization={shown(quantization)}: use one of {', '.join(QUANTIZATIONS)}"
+        )
     low, high = (_integer(values, key, MAX_LOOKUP) for key in ("prompt_lookup_min", "prompt_lookup_max"))
     if method == "ngram":
         if model not in (None, "ngram", "[ngram]"):
@@ -120,6 +127,10 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
             )
         if low is None and high is None:
             low, high = DEFAULT_LOOKUP
+        if quantization is not None:
+            raise SpeculativeConfigError(
+                f"speculative config: quantization={shown(quantization)}: ngram has no weights; remove it"
+            )
         low = high if low is None else low  # vLLM's rule: one of them alone stands for both
         high = low if high is None else high
         assert low is not None and high is not None
@@ -133,7 +144,7 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
             raise SpeculativeConfigError(
                 f"speculative config: {key}={value}: belongs to the method ngram, not {method}; remove it"
             )
-    return SpeculativeConfig(method, model, tokens)
+    return SpeculativeConfig(method, model, tokens, quantization=quantization)
 
 
 def _integer(values: dict[str, Any], key: str, most: int) -> int | None:

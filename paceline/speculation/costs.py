@@ -37,7 +37,10 @@ class CostFile:
         base = os.environ.get("PACELINE_COSTS")
         folder = Path(base) if base else cache_dir() / "costs"
         names = [FORMAT, repr(model.config), model.weight_bytes, model.dtype, model.isa, model.threads, _processor()]
-        names += [drafter.name, drafter.cache_bytes(1, 1)] if drafter is not None else []
+        names += [model.weight_type]
+        if drafter is not None:
+            precision = getattr(getattr(drafter, "drafter", None), "quantization", "none")
+            names += [drafter.name, drafter.cache_bytes(1, 1), precision]
         return cls(folder / f"{blake2b(repr(names).encode(), digest_size=12).hexdigest()}.json")
 
     def load(self, lengths: DraftLengthPolicy) -> None:

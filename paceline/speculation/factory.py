@@ -78,7 +78,7 @@ def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode
             raise ConfigError(f"speculative config: method dflash needs model: no drafter ships for {target.path}")
     else:
         folder = resolve_model(parsed.model)
-    drafter = load_drafter(folder, target)
+    drafter = load_drafter(folder, target, quantization=parsed.quantization)
     trained = drafter.config.max_drafts
     length = parsed.num_speculative_tokens or trained
     if length > trained:

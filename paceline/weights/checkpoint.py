@@ -47,6 +47,13 @@ class Checkpoint(ABC):
         `CheckpointError` for an unknown name or a type that cannot be converted.
         """
 
+    def blocks(self, name: str) -> np.ndarray:
+        """The stored bytes of a [n, k] tensor of type Q8_0, Q4_0, Q4_1 or I8_CHANNEL, uint8 [n, bytes of a row].
+
+        Raises `CheckpointError` for any other tensor.
+        """
+        raise CheckpointError(f"{self.path}: tensor {name!r} is not stored in blocks")
+
     @abstractmethod
     def close(self) -> None:
         """Forget the file. Arrays that `load` returned stay valid: the mapping lives as long as they do."""
@@ -76,11 +83,13 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     from paceline.weights.gguf_model import GGUFCheckpoint
     from paceline.weights.hf_folder import HFFolder
+    from paceline.weights.quantised_folder import QuantisedFolder, is_quantised
 
     path = Path(path)
     if path.is_dir():
         if (path / "config.json").is_file():
-            return HFFolder(path)
+            folder = HFFolder(path)
+            return QuantisedFolder(folder) if is_quantised(folder.config) else folder
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
             return GGUFCheckpoint(ggufs[0])

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,27 +45,35 @@ def convert(
     """
     if dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"dtype {dtype!r}: convert writes 'bfloat16' or 'float32'")
+    with open_checkpoint(source) as checkpoint, new_folder(destination) as staging:
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise CheckpointError(f"{source}: convert reads GGUF files; this is a Hugging Face folder already")
+        _write(checkpoint, load_tokenizer(checkpoint), staging, dtype, progress)
+    return Path(destination)
+
+
+@contextmanager
+def new_folder(destination: str | Path) -> Iterator[Path]:
+    """A hidden folder that becomes `destination` if the block ends well, and is gone if it does not.
+
+    Raises ConfigError if `destination` holds anything already, or cannot be written.
+    """
     destination = Path(destination)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(f"{destination}: exists already; give a new folder or an empty one")
-    with open_checkpoint(source) as checkpoint:
-        if not isinstance(checkpoint, GGUFCheckpoint):
-            raise CheckpointError(f"{source}: convert reads GGUF files; this is a Hugging Face folder already")
-        tokenizer = load_tokenizer(checkpoint)
-        try:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-        except OSError as error:
-            raise ConfigError(f"{destination}: cannot be created: {error.strerror}") from error
-        try:
-            _write(checkpoint, tokenizer, staging, dtype, progress)
-            staging.chmod(0o755)
-            os.replace(staging, destination)
-        except OSError as error:
-            raise ConfigError(f"{destination}: cannot be written: {error.strerror}") from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    return destination
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise ConfigError(f"{destination}: cannot be created: {error.strerror}") from error
+    try:
+        yield staging
+        staging.chmod(0o755)
+        os.replace(staging, destination)
+    except OSError as error:
+        raise ConfigError(f"{destination}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write(
@@ -78,7 +87,11 @@ def _write(
     rows = [(name, kind, checkpoint.shape(name)) for name in checkpoint.names()]
     with (folder / "model.safetensors").open("wb") as file:
         write_safetensors(file, rows, _tensors(checkpoint, dtype, progress))
-    config = {**checkpoint.config, "torch_dtype": dtype}
+    write_beside(folder, {**checkpoint.config, "torch_dtype": dtype}, tokenizer)
+
+
+def write_beside(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """What lies beside the weights of a GGUF file's model: config.json, tokenizer, generation_config.json."""
     _write_json(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None}
     _write_json(folder / "generation_config.json", ids)

@@ -95,6 +95,15 @@ class GGUFCheckpoint(Checkpoint):
             return raw.view(np.float32).reshape(info.shape)
         return dequantize(raw, info.dtype, dtype or "float32").reshape(info.shape)
 
+    def blocks(self, name: str) -> np.ndarray:
+        info = self._info(name)
+        if info.dtype not in ("Q8_0", "Q4_0", "Q4_1") or len(info.shape) != 2:
+            raise self._error(f"tensor {name!r} is stored as {info.dtype} {info.shape}, not in blocks of 32")
+        raw = self._file.raw(info.name)
+        if self.architecture == "llama":
+            raw = self._unpermute(raw, info.name, info.shape[0])
+        return raw.reshape(info.shape[0], -1)
+
     def release_pages(self) -> None:
         self._file.release_pages()
 

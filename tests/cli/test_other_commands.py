@@ -13,7 +13,7 @@ import pytest
 
 from paceline.errors import PacelineError
 
-COMMANDS = ("generate", "chat", "demo", "pull", "convert", "info", "drafters", "train", "bench")
+COMMANDS = ("generate", "chat", "demo", "pull", "convert", "quantize", "info", "drafters", "train", "bench", "eval")
 
 
 def test_help_lists_every_command(paceline):

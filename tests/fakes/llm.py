@@ -77,11 +77,12 @@ class FakeLLM:
         self.log: list[tuple[str, SamplingParams, int]] = []
         self.open_streams = 0
         self.engine = SimpleNamespace(proposer=SimpleNamespace(name="ngram", max_drafts=default_drafts))
-        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, threads=2)
+        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, weight_type="bfloat16", threads=2)
 
     def info(self) -> dict[str, Any]:
         return {
             "dtype": "bfloat16",
+            "weight_type": "bfloat16",
             "isa": "avx512",
             "threads": 2,
             "max_model_len": self.context,

@@ -40,6 +40,21 @@ def every_path(test: Any) -> Any:
     return pytest.mark.parametrize(("isa", "f32"), cases)(test)
 
 
+def every_quantised_path(test: Any) -> Any:
+    """Parametrises a test over isa x quantization."""
+    cases = [
+        pytest.param(
+            isa,
+            quantization,
+            id=f"{isa}-{quantization}",
+            marks=[] if runs_here(isa) else [pytest.mark.skip(reason=f"this processor has no {isa}")],
+        )
+        for isa in NAMES
+        for quantization in ("int8", "int8_channel", "int4")
+    ]
+    return pytest.mark.parametrize(("isa", "quantization"), cases)(test)
+
+
 @dataclass(frozen=True)
 class Path:
     """One way to compute. `round`: what the path does to the inputs of a matrix product; `unit`: its relative error."""

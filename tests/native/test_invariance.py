@@ -21,7 +21,7 @@ from models.tiny import Shape, config_of, tensors_of, write
 from paceline import _native
 from paceline.models import TargetModel, load_model
 
-from .paths import every_path, same_bits
+from .paths import every_path, every_quantised_path, same_bits
 
 MAX_ROWS = 64
 LENGTH = 170  # three partitions of 64 keys
@@ -62,9 +62,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @functools.cache
-def open_model(folder: Path, isa: str, f32: bool, threads: int) -> TargetModel:
-    dtype = "float32" if f32 else "bfloat16"
-    return load_model(folder, dtype=dtype, isa=isa, threads=threads, max_rows=MAX_ROWS)
+def open_model(folder: Path, isa: str, f32: bool | str, threads: int) -> TargetModel:
+    """f32: whether the weights are fp32, bf16 otherwise; or how they are quantised."""
+    dtype = "float32" if f32 is True else "bfloat16"
+    quantization: Any = f32 if isinstance(f32, str) else "none"
+    return load_model(folder, dtype=dtype, quantization=quantization, isa=isa, threads=threads, max_rows=MAX_ROWS)
 
 
 @functools.cache
@@ -96,7 +98,7 @@ def stored_rows(model: TargetModel, cache: _native.KVCache, table: np.ndarray, l
 
 
 @functools.cache
-def alone(folder: Path, isa: str, f32: bool, index: int) -> Alone:
+def alone(folder: Path, isa: str, f32: bool | str, index: int) -> Alone:
     model = open_model(folder, isa, f32, 1)
     taps = taps_of(model)
     tokens = text(model.vocab_size, index)
@@ -134,7 +136,7 @@ counts = st.one_of(st.integers(0, 9), st.integers(0, 40), st.sampled_from([1, 15
 class Batch:
     """Runs what hypothesis draws, and compares every committed row with the text alone."""
 
-    def __init__(self, folder: Path, isa: str, f32: bool, threads: int, data: st.DataObject) -> None:
+    def __init__(self, folder: Path, isa: str, f32: bool | str, threads: int, data: st.DataObject) -> None:
         self.model = open_model(folder, isa, f32, threads)
         self.alone = [alone(folder, isa, f32, i) for i in range(TEXTS)]
         self.data = data
@@ -216,7 +218,9 @@ class Batch:
             assert same_bits(got, want), f"cache of text {lane.index}"
 
 
-def check(folders: dict[str, Path], isa: str, f32: bool, threads: list[int], data: st.DataObject, steps: int) -> None:
+def check(
+    folders: dict[str, Path], isa: str, f32: bool | str, threads: list[int], data: st.DataObject, steps: int
+) -> None:
     name = data.draw(st.sampled_from(sorted(SHAPES)), label="model")
     count = data.draw(st.sampled_from(threads), label="threads")
     batch = Batch(folders[name], isa, f32, count, data)
@@ -235,6 +239,21 @@ QUICK = settings(max_examples=6, deadline=None, suppress_health_check=list(Healt
 @given(data=st.data())
 def test_any_batch_keeps_every_bit(folders, isa, f32, data):
     check(folders, isa, f32, [1, 1, 1, 1, 2, 3], data, steps=6)
+
+
+@every_quantised_path
+@settings(QUICK, max_examples=3)
+@given(data=st.data())
+def test_any_batch_keeps_every_bit_with_quantised_weights(folders, isa, quantization, data):
+    check(folders, isa, quantization, [1, 1, 2, 3], data, steps=6)
+
+
+@pytest.mark.slow
+@every_quantised_path
+@settings(QUICK, max_examples=80)
+@given(data=st.data())
+def test_any_batch_keeps_every_bit_with_quantised_weights_at_length(folders, isa, quantization, data):
+    check(folders, isa, quantization, [1, 1, 2, 3, 5], data, steps=16)
 
 
 @pytest.mark.slow
@@ -274,7 +293,7 @@ def test_every_row_count_behind_a_long_context(folders, isa, f32, name):
         assert same_bits(forward(start, rows), want.logits[start : start + rows]), f"{rows} rows"
 
 
-def check_partitions(folder: Path, isa: str, f32: bool, threads: int) -> None:
+def check_partitions(folder: Path, isa: str, f32: bool | str, threads: int) -> None:
     want, model = alone(folder, isa, f32, 1), open_model(folder, isa, f32, threads)
     tokens = np.array(text(model.vocab_size, 1), np.int32)
     blocks = -(-LENGTH // 16)
