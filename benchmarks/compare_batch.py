@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,10 @@ def run_vllm(peer: vllm.Vllm, work: Workload) -> float:
     return work.output_tokens / batch.wall_s
 
 
-def run_llamacpp(model: Path, threads: int, requests: int, prompt: int, output: int, at_once: int) -> float:
-    """Output tokens per second of `requests` requests, `at_once` of them in a batch."""
+def run_llamacpp(model: Path, threads: int, prompt: int, output: int, at_once: int) -> float:
+    """Output tokens per second of one batch of `at_once` requests."""
     settings = llamacpp.Settings(threads=threads)
-    seconds = sum(llamacpp.batch(model, at_once, settings, prompt=prompt, output=output))
-    return output * at_once / seconds
+    return output * at_once / sum(llamacpp.batch(model, at_once, settings, prompt=prompt, output=output))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -93,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     threads=options.threads,
                     max_model_len=2048,
                     max_num_seqs=int(seqs),
+                    enable_prefix_caching=False,  # rounds repeat their prompts; vLLM's is off, too
                     max_num_batched_tokens=options.max_num_batched_tokens,
                 )
                 for seqs in options.max_num_seqs.split(",")
@@ -100,22 +101,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokenizer = next(iter(llms.values())).tokenizer
             shape = (options.requests, options.prompt_len, options.output_len)
             works = {"mixed": mixed(tokenizer, options.requests), "uniform": uniform(tokenizer, *shape)}
+            bf16 = None
+            if "llama.cpp" in peers:
+                llamacpp.build()
+                bf16 = llamacpp.model_file(model, "bf16")
             for name in options.workloads.split(","):
                 work = works[name]
                 facts[name] = {"prompt_tokens": work.prompt_tokens, "output_tokens": work.output_tokens}
                 arms: Arms = {}
                 for seqs, llm in llms.items():
-                    arms[f"paceline, plain, {seqs} at once"] = lambda llm=llm, w=work: run_ours(llm, w, False)  # type: ignore[misc]
-                    arms[f"paceline, auto, {seqs} at once"] = lambda llm=llm, w=work: run_ours(llm, w, True)  # type: ignore[misc]
+                    arms[f"paceline, plain, {seqs} at once"] = partial(run_ours, llm, work, False)
+                    arms[f"paceline, auto, {seqs} at once"] = partial(run_ours, llm, work, True)
                 if peer is not None:
-                    arms["vllm"] = lambda peer=peer, w=work: run_vllm(peer, w)  # type: ignore[misc]
-                if "llama.cpp" in peers and name == "uniform":
-                    llamacpp.build()
-                    bf16 = llamacpp.model_file(model, "bf16")
+                    arms["vllm"] = partial(run_vllm, peer, work)
+                if bf16 is not None and name == "uniform":
                     for at_once in sorted({options.requests // 2, options.requests}):
-                        arms[f"llama.cpp, {at_once} at once"] = lambda n=at_once: run_llamacpp(  # type: ignore[misc]
-                            bf16, options.threads, *shape, n
-                        )
+                        run = partial(run_llamacpp, bf16, options.threads, options.prompt_len, options.output_len)
+                        arms[f"llama.cpp, {at_once} at once"] = partial(run, at_once)
                 results[name] = measure(arms, options.rounds)
     except (PeerError, PacelineError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -67,7 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = resolve_model(options.model)
         settings = vllm.Settings(threads=options.threads, preload=tuple(options.preload))
         with vllm.Vllm(model, python, settings) as peer:
-            llm = LLM(model, dtype="bfloat16", threads=options.threads, max_model_len=settings.max_model_len)
+            llm = LLM(
+                model,
+                dtype="bfloat16",
+                threads=options.threads,
+                max_model_len=settings.max_model_len,
+                enable_prefix_caching=False,  # as vLLM's
+            )
             requests = prompts(llm.tokenizer, count * options.rounds)
             measure_vllm(peer, requests[:1], 16)  # both engines warm up
             measure_ours(llm, requests[:1], 16, False)

@@ -26,7 +26,7 @@ def lock_folder() -> Path:
 
 
 def physical_cores(cpus: Iterable[int] | None = None) -> list[Core]:
-    """The allowed hardware threads (default: this process's affinity) by physical core, NUMA nodes one after another."""
+    """Allowed hardware threads (default: this process's affinity) by physical core, one NUMA node after another."""
     allowed = sorted(os.sched_getaffinity(0) if cpus is None else cpus)
     cores: dict[str, list[int]] = {}
     for cpu in allowed:

@@ -39,11 +39,11 @@ class DeployOptions(BaseModel):
     """What `serve run paceline.ray:app` and a Serve config's `args` take.
 
     model: a known name, folder, .gguf file or hub id, readable on every node. replicas: engines. cores: physical cores
-    of each. server: further options of the server's application, by name. max_ongoing_requests: of one replica, running
-    and queued in its engine; beyond that, requests wait in Ray. routing: "prefix" sends a prompt to the replica that
-    has the longest beginning of it, unless that one has `imbalance` requests more than the least busy one; "load" takes
-    the less busy of two replicas chosen at random. application: import path of the ASGI application's factory, called
-    as factory(model, **server).
+    of each. engine: options of `LLM` by name. server: fields of `ServerSettings` by name. max_ongoing_requests: of one
+    replica, running and queued in its engine; beyond that, requests wait in Ray. routing: "prefix" sends a prompt to
+    the replica that has the longest beginning of it, unless the busiest has `imbalance` requests more than the least
+    busy; "load" takes the less busy of two replicas chosen at random. application: import path of the ASGI
+    application's factory, called as factory(model, engine=engine, server=server).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -51,12 +51,13 @@ class DeployOptions(BaseModel):
     model: str = Field(min_length=1)
     replicas: int = Field(default=1, ge=1, le=4096)
     cores: int = Field(default=1, ge=1, le=4096)
+    engine: dict[str, Any] = Field(default_factory=dict)
     server: dict[str, Any] = Field(default_factory=dict)
     max_ongoing_requests: int = Field(default=64, ge=1, le=65536)
     routing: Literal["prefix", "load"] = "prefix"
     imbalance: int = Field(default=16, ge=0)
     max_body_bytes: int = Field(default=32 << 20, ge=1)
-    application: str = "paceline.server:create_app"
+    application: str = "paceline.ray.server:create_app"
 
 
 def load_factory(path: str) -> Callable[..., Application]:
@@ -79,7 +80,7 @@ class Replica:
         self._claim = cores.claim(chosen.cores)
         cores.pin_process(self._claim.cpus)
         log.info("replica on CPUs %s", self._claim.cpus)
-        self._app = load_factory(chosen.application)(chosen.model, **chosen.server)
+        self._app = load_factory(chosen.application)(chosen.model, engine=chosen.engine, server=chosen.server)
         self._lifespan = Lifespan(self._app)
         await self._lifespan.start()
 

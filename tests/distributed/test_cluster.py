@@ -49,7 +49,7 @@ def base_url(model: Path) -> Iterator[str]:
     try:
         ray.init(address=cluster.address, runtime_env={"env_vars": {"PYTHONPATH": str(TESTS)}}, log_to_driver=False)
         serve.start(http_options={"port": PORT, "host": "127.0.0.1"})
-        options = DeployOptions(model=str(model), replicas=2, cores=1, application=APPLICATION, server=OPTIONS)
+        options = DeployOptions(model=str(model), replicas=2, cores=1, application=APPLICATION, engine=OPTIONS)
         serve.run(build(options))
         yield f"http://127.0.0.1:{PORT}"
     finally:

@@ -15,8 +15,8 @@ from typing import Any
 from paceline import LLM, SamplingParams
 
 
-def create_app(model: str, **options: Any) -> Any:
-    llm = LLM(model, **options)
+def create_app(model: str, *, engine: dict[str, Any], server: dict[str, Any]) -> Any:
+    llm = LLM(model, **engine)
     seen = {"requests": 0, "left": 0}
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
