@@ -105,9 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{work.output_tokens} tokens and {work.prompt_tokens} of prompts in {wall:.2f} s: "
         f"{work.output_tokens / wall:.0f} tok/s, speculation {options.speculation}"
     )
-    print(
-        f"{'steps':8} {'count':>6} {'rows':>8} {'median':>7} {'s':>7} {'native':>7} {'propose':>8} {'rest':>6} {'us/row':>7}"
-    )
+    heads = f"{'count':>6} {'rows':>8} {'median':>7} {'s':>7} {'native':>7} {'propose':>8} {'rest':>6} {'us/row':>7}"
+    print(f"{'steps':8} {heads}")
     for kind, steps in probe.steps.items():
         total, native, propose = sum(steps.total), sum(steps.native), sum(steps.propose)
         rows = max(1, sum(steps.rows))
@@ -119,10 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"outside of steps: {outside:.2f} s")
     for rows in (int(text) for text in options.rows.split(",")):
         if rows <= llm.model.max_rows:
-            times = sorted(llm.time_forward(rows, 192) for _ in range(5))
-            print(
-                f"pass of {rows:4} rows behind 192 tokens, one sequence: {1e3 * times[2]:7.2f} ms, {1e6 * times[2] / rows:6.0f} us/row"
-            )
+            alone = statistics.median(llm.time_forward(rows, 192) for _ in range(5))
+            print(f"pass of {rows:4} rows behind 192 tokens: {1e3 * alone:7.2f} ms, {1e6 * alone / rows:6.0f} us/row")
     return 0
 
 
