@@ -13,13 +13,13 @@ from paceline.errors import ConfigError
 def allowed_cores() -> int:
     """Physical cores this process may use: affinity mask and cgroup quota honoured (at least 1)."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = {_core_of(cpu) for cpu in cpus}
+    cores = {core_of(cpu) for cpu in cpus}
     quota = _cgroup_quota()
     count = len(cores)
     return max(1, min(count, int(quota))) if quota else max(1, count)
 
 
-def _core_of(cpu: int) -> str:
+def core_of(cpu: int) -> str:
     """The set of hardware threads that share a core with `cpu`, as the kernel prints it."""
     try:
         return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()

@@ -284,6 +284,26 @@ def passes(
     return times
 
 
+def batch(
+    model: Path, sequences: int, settings: Settings | None = None, *, prompt: int = 128, output: int = 128
+) -> tuple[float, float]:
+    """Seconds of (prefill, decoding) of `sequences` requests at once: `prompt` tokens each, then `output` tokens each.
+
+    All of them start and end together, which is the best case for a batch; nothing is sampled or detokenised.
+    """
+    settings = settings or Settings()
+    size = sequences * (prompt + output)
+    arguments = ["-m", str(model), "-c", str(size), "-npp", str(prompt), "-ntg", str(output), "-npl", str(sequences)]
+    arguments += ["-b", "2048", "-ub", "512", "--output-format", "jsonl", "-tb", str(settings.threads)]
+    arguments += [*settings.arguments(), *([] if settings.repack else ["--no-repack"])]
+    for line in _output("llama-batched-bench", arguments).splitlines():
+        if line.startswith("{"):
+            result = json.loads(line)
+            if int(result["pl"]) == sequences:
+                return float(result["t_pp"]), float(result["t_tg"])
+    raise PeerError(f"llama-batched-bench reported nothing for {sequences} sequences")
+
+
 def _output(name: str, arguments: Sequence[str]) -> str:
     done = subprocess.run([str(tool(name)), *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from .model import Drafter, DrafterConfig
 
 HEAD_ROWS_FILE = "head_rows.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
 
 
 def export_drafter(
@@ -27,8 +28,10 @@ def export_drafter(
     """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names) and ``head_rows.safetensors`` (if ``rows``).
 
     The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
-    Loaders that do not know the file use the whole head, which is also right. ``target`` (``model_type``, ``name``)
-    becomes ``paceline_target`` of the configuration: which model this drafter belongs to.
+    Loaders that do not know the file use the whole head, which is also right. Some, vLLM and SGLang, would take every
+    ``*.safetensors`` of a folder for weights: ``model.safetensors.index.json`` tells them which file holds these.
+    ``target`` (``model_type``, ``name``) becomes ``paceline_target`` of the configuration: which model this drafter
+    belongs to.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config.to_hf(str(dtype).removeprefix("torch."))
@@ -37,8 +40,17 @@ def export_drafter(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: t.detach().to("cpu", dtype).contiguous() for name, t in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_index(tensors, folder)
     if rows is not None:
         save_arrays({"head_rows": np.asarray(sorted(rows), dtype=np.int32)}, folder / HEAD_ROWS_FILE)
+
+
+def write_index(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """``model.safetensors.index.json``: every tensor lies in ``model.safetensors``."""
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    weight_map = dict.fromkeys(sorted(tensors), "model.safetensors")
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def load_drafter(folder: Path) -> tuple[Drafter, list[int] | None]:

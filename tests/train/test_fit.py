@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,12 +17,13 @@ torch = pytest.importorskip("torch")
 from paceline.train.data import split_members  # noqa: E402
 from paceline.train.errors import TrainError  # noqa: E402
 from paceline.train.evaluate import evaluate  # noqa: E402
-from paceline.train.export import HEAD_ROWS_FILE, export_drafter, load_drafter  # noqa: E402
+from paceline.train.export import HEAD_ROWS_FILE, INDEX_FILE, export_drafter, load_drafter  # noqa: E402
 from paceline.train.features import FeatureStore  # noqa: E402
 from paceline.train.fit import FitConfig, Trainer, learning_rate  # noqa: E402
 from paceline.train.heads import Heads  # noqa: E402
 from paceline.train.loss import LossConfig  # noqa: E402
 from paceline.train.model import Drafter, DrafterConfig  # noqa: E402
+from paceline.weights.checkpoint import open_checkpoint  # noqa: E402
 
 from .conftest import HIDDEN, LAYERS, TAPS, VOCAB, target_weights  # noqa: E402
 
@@ -195,3 +197,17 @@ def test_exported_names_and_config_are_z_labs(tmp_path: Path) -> None:
     assert names == {"fc.weight", "hidden_norm.weight", "norm.weight", *(f"layers.0.{n}.weight" for n in layer)}
     with safe_open(tmp_path / HEAD_ROWS_FILE, framework="np") as file:
         assert file.get_tensor("head_rows").dtype == "int32"
+
+
+def test_the_index_tells_other_loaders_which_file_holds_the_weights(tmp_path: Path) -> None:
+    """vLLM and SGLang read every *.safetensors that the index names, and all of them without one."""
+    from safetensors import safe_open
+
+    export_drafter(drafter(), ROWS, tmp_path)
+    weight_map = json.loads((tmp_path / INDEX_FILE).read_text())["weight_map"]
+    named = {file.name for file in tmp_path.glob("*.safetensors")} & set(weight_map.values())
+    assert named == {"model.safetensors"}
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert set(weight_map) == set(file.keys())
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint.names()) == set(weight_map)
