@@ -15,6 +15,7 @@ from torch import Tensor
 from .target import TargetConfig, TorchTarget, apply_rope, rms_norm, rope_tables
 
 COMPACT_EVERY = 16  # steps between looks for sequences that have ended
+ALIGN = 16  # keys are read in whole groups of so many, which attention kernels ask for
 
 
 class KeyValues:
@@ -40,9 +41,10 @@ def advance(target: TorchTarget, cache: KeyValues, ids: Tensor, counts: Tensor) 
     positions = cache.lengths[:, None] + torch.arange(width, device=ids.device)
     cos, sin = (t.unsqueeze(1) for t in rope_tables(positions, c.head_dim, c.rope_theta))
     room = cache.data.shape[4]
-    reach = min(room, int(positions.max()) + 1)
+    reach = min(room, -(-(int(positions.max()) + 1) // ALIGN) * ALIGN)
+    group = c.num_heads // c.num_kv_heads
     index = positions.clamp(max=room - 1)[:, None, :, None]
-    seen = torch.arange(reach, device=ids.device) <= positions[:, :, None]
+    seen = torch.arange(reach, device=ids.device) <= positions.repeat(1, group)[:, :, None]
     x = F.embedding(ids, target.embed).float()
     q_size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     for layer, w in enumerate(target.layers):
@@ -58,14 +60,14 @@ def advance(target: TorchTarget, cache: KeyValues, ids: Tensor, counts: Tensor) 
         at = index.expand(-1, c.num_kv_heads, -1, c.head_dim)
         keys.scatter_(2, at, k)
         values.scatter_(2, at, v)
+        # the query heads of a key head are rows beside each other: its keys are read once and never copied
         out = F.scaled_dot_product_attention(
-            q,
+            q.reshape(batch, c.num_kv_heads, group * width, c.head_dim),
             keys[:, :, :reach],
             values[:, :, :reach],
             attn_mask=seen.unsqueeze(1),
             scale=1.0 / math.sqrt(c.head_dim),
-            enable_gqa=c.num_heads != c.num_kv_heads,
-        )
+        ).view(batch, c.num_heads, width, c.head_dim)
         x = x + F.linear(out.transpose(1, 2).reshape(batch, width, q_size), w["o"])
         gate, up = F.linear(rms_norm(x, w["post_norm"], c.rms_norm_eps, dtype), w["gate_up"]).chunk(2, -1)
         x = x + F.linear(F.silu(gate) * up, w["down"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import journal
 from .data import Batch, Phase, training_batches
 from .distributed import Ranks
 from .errors import TrainError
@@ -216,17 +216,15 @@ class Trainer:
         losses: list[float] = []
         window: list[tuple[float, Tensor, Tensor]] = []
         started = time.monotonic()
-        log = (self.out / "log.jsonl").open("a") if self.ranks.first else None
         while self.step < stop:
             window.append(self.train_step(next(batches)))
             losses.append(window[-1][0])
             late = stop_at is not None and time.monotonic() >= stop_at
             last = late or self.step == stop
-            if log is not None and (self.step % c.log_every == 0 or last):
+            if self.ranks.first and (self.step % c.log_every == 0 or last):
                 pace = round((time.monotonic() - started) / len(window), 3)
                 line = summary(window) | {"step": self.step, "tokens": self.seen, "seconds_per_step": pace}
-                log.write(json.dumps(line) + "\n")
-                log.flush()
+                journal.append(self.out / "log.jsonl", line)
                 report(progress_line(line, steps))
                 window, started = [], time.monotonic()
             if self.step % c.checkpoint_every == 0 or last:
@@ -236,8 +234,6 @@ class Trainer:
                 self.ranks.wait()
             if late:
                 break
-        if log is not None:
-            log.close()
         return losses
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from .errors import TrainError
 
 Weighting = Literal["dpace", "decay", "uniform"]
-CHUNK_BLOCKS = 32  # logits of 32 blocks fit the cache
+CHUNK_BLOCKS = 32  # on a CPU: their logits fit the cache
+CHUNK_BLOCKS_GPU = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,9 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         weight_sum = torch.zeros((), device=hidden.device)
         known = labels >= 0
-        for i in range(0, blocks, CHUNK_BLOCKS):
-            part = slice(i, i + CHUNK_BLOCKS)
+        chunk = CHUNK_BLOCKS if hidden.device.type == "cpu" else CHUNK_BLOCKS_GPU
+        for i in range(0, blocks, chunk):
+            part = slice(i, i + chunk)
             rows = hidden[part].reshape(-1, width).to(head.dtype)
             logits = F.linear(rows, head).float()
             label = labels[part].reshape(-1)

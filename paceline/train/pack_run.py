@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
     p.add_argument("--model", default="smollm2-135m")
     p.add_argument("--prompts", type=Path, required=True, help="prompts, JSON lines")
     p.add_argument("--held-out", nargs="+", default=sorted(PACKAGED), help="benchmark sets or files to measure on")
-    p.add_argument("--held-count", type=int, default=40)
+    p.add_argument("--held-count", type=int, default=20)
     p.add_argument("--max-prompt", type=int, default=384)
     p.add_argument("--limit", type=int)
     p.add_argument("--part-mib", type=float, default=40.0)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from . import journal
 from .data import Phase, frequent_rows
 from .decode import answer_all
 from .distributed import Ranks
@@ -37,6 +39,7 @@ from .start import fresh_drafter, new_drafter_config
 TRY_STEPS = 30  # steps whose pace decides the length of the run
 WRITE_SECONDS = 45.0  # kept for the last export and evaluation
 PART = 15 * MIB
+FEATURE_SHARE = 0.65  # of a GPU's free memory
 
 
 def say(text: str) -> None:
@@ -59,6 +62,16 @@ class State:
         temporary = self.path.with_suffix(".partial")
         temporary.write_text(json.dumps({"spent": self.spent, "steps": self.steps}))
         temporary.replace(self.path)
+
+
+def fitting(lengths: Sequence[int], row_bytes: int, room: float) -> int:
+    """How many of the sequences, from the first on, have features that fit ``room`` bytes."""
+    total = 0
+    for count, length in enumerate(lengths):
+        total += length * row_bytes
+        if total > room:
+            return count
+    return len(lengths)
 
 
 class QuarterHour:
@@ -157,9 +170,13 @@ class QuarterHour:
                 tokens = prompt + kept
                 sequences.append({"id": i, "domain": domain, "tokens": tokens, "prompt_len": len(prompt), "shard": 0})
         columns = (len(taps) + 1) * source.hidden_size
+        keep = fitting([len(s["tokens"]) for s in sequences], 2 * columns, self._room())
+        if keep < len(sequences):
+            say(f"memory holds the features of {keep} of {len(sequences)} answers; the last ones are left out")
+        sequences = sequences[:keep]
         lengths = [len(s["tokens"]) for s in sequences]
         total = sum(lengths)
-        rows = torch.empty(total, columns, dtype=torch.bfloat16, device=self.o.features_on or self.o.device)
+        rows = torch.empty(total, columns, dtype=torch.bfloat16, device=self._where())
         starts = [0]
         for n in lengths:
             starts.append(starts[-1] + n)
@@ -170,6 +187,16 @@ class QuarterHour:
         say(f"features of {len(sequences)} answers, {total} tokens, {rows.numel() * 2 / 2**30:.1f} GiB")
         meta = {"hidden_size": source.hidden_size, "target_layer_ids": list(taps), "columns": columns}
         return MemoryStore(meta, sequences, rows)
+
+    def _where(self) -> str:
+        return str(self.o.features_on or self.o.device)
+
+    def _room(self) -> float:
+        """Bytes that features may take: of a GPU's free memory what training does not need, of a host's a half."""
+        if self._where().startswith("cuda"):
+            torch.cuda.empty_cache()
+            return float(torch.cuda.mem_get_info(self._where())[0]) * FEATURE_SHARE
+        return 0.5 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def _fit(
         self,
@@ -231,8 +258,7 @@ class QuarterHour:
                 file.replace(o.out / file.name)
         result = evaluate(trainer.model, heads, held, range(len(held)), dtype=self.dtype)
         line = curve_line(result, trainer.step, trainer.seen) | {"seconds": round(self._spent(), 1)}
-        with (o.work / "curve.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        journal.append(o.work / "curve.jsonl", line)
         for name in ("curve.jsonl", "run/log.jsonl"):
             (o.out / Path(name).name).write_bytes((o.work / name).read_bytes())
         say(f"step {trainer.step}: held-out acceptance length {line['length']}")
@@ -276,7 +302,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--warmup", type=int, default=100)
     add("--decay", type=float, default=0.3)
     add("--loss", default="ce=0.5,kl=0.5")
-    add("--checkpoint-every", type=int, default=1000)
+    add("--checkpoint-every", type=int, default=1500)
     add("--log-every", type=int, default=50)
     add("--seed", type=int, default=0)
     return p.parse_args(arguments)

@@ -15,6 +15,7 @@ import torch
 
 from paceline.tokenizer import load_tokenizer
 
+from . import journal
 from .corpus import say
 from .data import Phase, frequent_rows, split_members
 from .distributed import Ranks, join, leave
@@ -86,8 +87,7 @@ def fit_drafter(
             return
         result = evaluate(trainer.model, heads, judge, range(len(judge)), dtype=trainer.dtype)
         line = curve_line(result, trainer.step, trainer.seen)
-        with (out / "curve.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        journal.append(out / "curve.jsonl", line)
         lengths = ", ".join(f"{k} {v}" for k, v in line["length"].items())
         say(f"step {trainer.step}: held-out acceptance length {lengths}")
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st  # noqa: E402
 from paceline.train.errors import TrainError  # noqa: E402
 from paceline.train.export import load_drafter  # noqa: E402
 from paceline.train.package import PackedPrompts, join_bundle, split_bundle  # noqa: E402
+from paceline.train.quarter_hour import fitting  # noqa: E402
 
 from .conftest import VOCAB  # noqa: E402
 
@@ -146,6 +147,14 @@ def test_bundles_are_cut_and_joined_and_a_missing_part_is_named(tmp_path: Path) 
         join_bundle(parts, tmp_path / "x")
     with pytest.raises(TrainError, match=r"parts\.json"):
         join_bundle([tmp_path], tmp_path / "x")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 50), max_size=20), st.integers(1, 9), st.floats(0, 3000))
+def test_features_that_fit_are_the_longest_prefix(lengths: list[int], row: int, room: float) -> None:
+    count = fitting(lengths, row, room)
+    assert sum(lengths[:count]) * row <= room
+    assert count == len(lengths) or sum(lengths[: count + 1]) * row > room
 
 
 def test_a_file_that_holds_no_prompts_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -15,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("paceline._native")
+
+from paceline.train import journal  # noqa: E402
 
 STEPS = 40
 
@@ -36,11 +37,7 @@ def command(target: Path, features: Path, out: Path) -> list[str]:
 def losses(out: Path) -> dict[int, float]:
     """Loss by step; a step that was made twice, before and after a kill, must have had the same loss both times."""
     found: dict[int, float] = {}
-    for line in (out / "log.jsonl").read_text().splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # the line that the kill cut off
+    for entry in journal.read(out / "log.jsonl"):  # without lines that a kill cut off
         assert found.get(entry["step"], entry["loss"]) == pytest.approx(entry["loss"], abs=1e-6)
         found[entry["step"]] = entry["loss"]
     return found
@@ -98,3 +95,13 @@ def test_a_checkpoint_that_was_being_written_is_passed_over(
     said = CliRunner().invoke(app, [*arguments, "--until", "6"]).output
     assert "going on at step 3" in said
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"] == 6
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    journal.append(path, {"step": 1})
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+    journal.append(path, {"step": 2})
+    journal.append(path, {"step": 3})
+    assert journal.read(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
