@@ -173,13 +173,14 @@ def fit(
     from paceline.train import runs
     from paceline.train.fit import FitConfig
     from paceline.train.loss import LossConfig, parse_loss
+    from paceline.train.options import parse_block_sizes
     from paceline.train.schedule import Schedule
 
     config = FitConfig(
         schedule=Schedule(steps, schedule, warmup, decay),
         batch_size=batch_size,
         anchors=anchors,
-        block_sizes=runs.parse_block_sizes(block_sizes),
+        block_sizes=parse_block_sizes(block_sizes),
         lr=lr,
         muon_lr=muon_lr,
         optimizer=optimizer,

@@ -23,6 +23,7 @@ from . import journal
 from .data import Phase, frequent_rows
 from .decode import answer_all
 from .distributed import Ranks
+from .errors import TrainError
 from .evaluate import curve_line, evaluate
 from .export import export_drafter, load_drafter
 from .feature_store import MemoryStore, TorchFeatures
@@ -31,6 +32,7 @@ from .heads import Heads
 from .loading import DTYPES, default_taps, load_heads, load_target
 from .loss import LossConfig, parse_loss
 from .model import Drafter
+from .options import parse_block_sizes
 from .package import MIB, PackedPrompts, join_bundle, split_bundle
 from .regenerate import loop_start
 from .schedule import Schedule
@@ -82,7 +84,7 @@ class QuarterHour:
         self.begin = time.monotonic()
         options.work.mkdir(parents=True, exist_ok=True)
         options.out.mkdir(parents=True, exist_ok=True)
-        self.state = State.load(options.work / "state.json")
+        self.state = State.load(options.work / f"{options.name}.json")
         self.before = self.state.spent
         self.dtype = DTYPES[options.dtype]
 
@@ -116,7 +118,7 @@ class QuarterHour:
                 mask_token=about["mask_token"],
             )
             drafter, rows = fresh_drafter(checkpoint, shape, self.o.seed, from_target=self.o.from_target), None
-        if rows is None:
+        if rows is None and self.o.head_rows:
             answers = (s["tokens"][s["prompt_len"] :] for s in store.sequences)
             rows = frequent_rows(answers, self.o.head_rows, target.config.eos_token_ids, target.config.vocab_size)
         heads = load_heads(checkpoint, rows, drafter.config.mask_token_id, self.dtype, self.o.device)
@@ -202,7 +204,7 @@ class QuarterHour:
         self,
         drafter: Drafter,
         heads: Heads,
-        rows: list[int],
+        rows: list[int] | None,
         store: MemoryStore,
         held: MemoryStore,
         pair: dict[str, str],
@@ -219,14 +221,25 @@ class QuarterHour:
             compute_dtype=o.dtype,
             checkpoint_every=o.checkpoint_every,
             log_every=o.log_every,
-            loss=LossConfig(weighting="dpace", **parse_loss(o.loss)),
+            block_sizes=parse_block_sizes(o.block_sizes),
+            loss=LossConfig(weighting=o.weighting, **parse_loss(o.loss)),
         )
-        phases = [Phase(0, tuple(range(len(store))))]
-        trainer = Trainer(drafter, heads, store, phases, config, o.work / "run", Ranks(device=o.device))
+        wanted = set(o.domains.split(",")) if o.domains else {s["domain"] for s in store.sequences}
+        members = tuple(i for i, s in enumerate(store.sequences) if s["domain"] in wanted)
+        if not members:
+            raise TrainError(
+                f"--domains {o.domains}: the prompts have {sorted({s['domain'] for s in store.sequences})}"
+            )
+        phases = [Phase(0, members)]
+        trainer = Trainer(drafter, heads, store, phases, config, o.work / o.name, Ranks(device=o.device))
         trainer.resume()
 
+        written: list[int] = []
+
         def leave(trainer: Trainer) -> None:
-            self._write(trainer, heads, rows, held, pair)
+            if trainer.step not in written:
+                self._write(trainer, heads, rows, held, pair)
+                written.append(trainer.step)
 
         stop = self.begin + min(o.call_minutes * 60, o.minutes * 60 - self.before) - WRITE_SECONDS
         if o.steps is None and self.state.steps is None:
@@ -247,7 +260,9 @@ class QuarterHour:
         done = trainer.step >= trainer.config.schedule.steps
         say("finished" if done else f"cut at step {trainer.step}: call again to go on")
 
-    def _write(self, trainer: Trainer, heads: Heads, rows: list[int], held: MemoryStore, pair: dict[str, str]) -> None:
+    def _write(
+        self, trainer: Trainer, heads: Heads, rows: list[int] | None, held: MemoryStore, pair: dict[str, str]
+    ) -> None:
         """The drafter as it is, in parts, and its acceptance, into ``out``."""
         o = self.o
         folder = o.work / "drafter"
@@ -258,9 +273,9 @@ class QuarterHour:
                 file.replace(o.out / file.name)
         result = evaluate(trainer.model, heads, held, range(len(held)), dtype=self.dtype)
         line = curve_line(result, trainer.step, trainer.seen) | {"seconds": round(self._spent(), 1)}
-        journal.append(o.work / "curve.jsonl", line)
-        for name in ("curve.jsonl", "run/log.jsonl"):
-            (o.out / Path(name).name).write_bytes((o.work / name).read_bytes())
+        journal.append(o.work / o.name / "curve.jsonl", line)
+        for name in ("curve.jsonl", "log.jsonl"):
+            (o.out / name).write_bytes((o.work / o.name / name).read_bytes())
         say(f"step {trainer.step}: held-out acceptance length {line['length']}")
         self._remember()
 
@@ -278,8 +293,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--inputs", type=Path, nargs="+", required=True, help="folders of the parts that `pack` made")
     add("--work", type=Path, required=True, help="folder that the next call finds again")
     add("--out", type=Path, required=True, help="folder for the drafter and its logs")
+    add("--name", default="run", help="of this run; several share the answers in the work folder")
+    add("--domains", help="train on prompts of these domains only, such as code,math")
     add("--minutes", type=float, default=15.0, help="of the whole run, over all calls")
-    add("--call-minutes", type=float, default=15.0, help="of this call")
+    add("--call-minutes", type=float, default=15.0, help="of this call; what it lacks is left to the next one")
     add("--steps", type=int, help="fixed length instead of what the time allows")
     add("--device", default="cuda")
     add("--features-on", help="device that keeps the features; default: --device")
@@ -292,7 +309,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--taps", default="", help="target layers; default: five, spread")
     add("--layers", type=int, default=2)
     add("--block-size", type=int, default=8)
-    add("--head-rows", type=int, default=8192)
+    add("--head-rows", type=int, default=8192, help="0: all")
     add("--from-target", action="store_true", help="start from the target's last layers")
     add("--init-from", type=Path, help="start from this drafter")
     add("--batch-size", type=int, default=64)
@@ -302,6 +319,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--warmup", type=int, default=100)
     add("--decay", type=float, default=0.3)
     add("--loss", default="ce=0.5,kl=0.5")
+    add("--weighting", choices=("dpace", "decay", "uniform"), default="dpace")
+    add("--block-sizes", default="", help="draw a block length for each step, such as 6,6,8")
     add("--checkpoint-every", type=int, default=1500)
     add("--log-every", type=int, default=50)
     add("--seed", type=int, default=0)

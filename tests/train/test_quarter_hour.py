@@ -75,7 +75,7 @@ def test_from_prompts_to_a_measured_drafter(target_folder: Path, tmp_path: Path)
     made = sorted(p.name for p in out.iterdir())
     assert made == ["bundle.0", "curve.jsonl", "log.jsonl", "parts.json"]
     curve = [json.loads(line) for line in (out / "curve.jsonl").read_text().splitlines()]
-    assert [point["step"] for point in curve] == [5, 10, 12, 12]
+    assert [point["step"] for point in curve] == [5, 10, 12]
     assert set(curve[-1]["length"]) == {"held", "mean"}
     script("join", out, tmp_path / "drafter")
     drafter, rows = load_drafter(tmp_path / "drafter")
@@ -85,6 +85,9 @@ def test_from_prompts_to_a_measured_drafter(target_folder: Path, tmp_path: Path)
     state = torch.load(work / "run" / "checkpoint.pt", weights_only=True)
     for name, tensor in drafter.state_dict().items():
         torch.testing.assert_close(tensor, state["model"][name].to(torch.bfloat16).float())
+    other = ["--name", "other", "--domains", "a", "--weighting", "decay", "--block-sizes", "3,4"]
+    assert "answers:" not in script("run", *options, *other, **there)  # it shares the answers, and trains by itself
+    assert torch.load(work / "other" / "checkpoint.pt", weights_only=True)["step"] == 12
     again = script("run", *options, **there)  # nothing is left to do, and nothing is made again
     assert "answers:" not in again
     assert "finished" in again
@@ -109,10 +112,10 @@ def test_a_run_that_was_cut_off_goes_on_and_has_left_a_drafter(target_folder: Pa
     assert first >= 1
     join_bundle([out], tmp_path / "early")
     load_drafter(tmp_path / "early")
-    spent = json.loads((work / "state.json").read_text())["spent"]
+    spent = json.loads((work / "run.json").read_text())["spent"]
     main([*options, "--steps", "10"])
     assert torch.load(work / "run" / "checkpoint.pt", weights_only=True)["step"] == 10
-    assert json.loads((work / "state.json").read_text())["spent"] > spent
+    assert json.loads((work / "run.json").read_text())["spent"] > spent
 
 
 @settings(max_examples=40, deadline=None)
