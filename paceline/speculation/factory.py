@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.models.config import DecoderConfig
 from paceline.models.target import TargetModel
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
@@ -19,7 +20,12 @@ SHIPPED = Path(__file__).parent.parent / "drafters"
 
 
 def shipped_drafter(target: TargetModel) -> Path | None:
-    """The drafter in this package that was trained for this target, by its config: layers, widths, vocabulary."""
+    """The drafter in this package that was trained for this target."""
+    return shipped_for(target.config)
+
+
+def shipped_for(t: DecoderConfig) -> Path | None:
+    """The drafter in this package for targets of this configuration: family, layers, widths, vocabulary."""
     import json
 
     for folder in sorted(SHIPPED.glob("*")) if SHIPPED.is_dir() else []:
@@ -28,7 +34,6 @@ def shipped_drafter(target: TargetModel) -> Path | None:
         except (OSError, ValueError):
             continue
         pair = config.get("paceline_target") or {}
-        t = target.config
         if (
             pair.get("model_type") == t.model_type
             and config.get("num_target_layers") == t.num_layers

@@ -1,4 +1,4 @@
-"""``paceline train``: prompts, regenerate, features, fit, export, eval. PyTorch is imported when a command runs."""
+"""``paceline train``: prompts to evaluated drafters. PyTorch is imported when a command that needs it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = typer.Typer(
     add_completion=False,  # `paceline` itself has it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train a DFlash drafter for a model: prompts, regenerate; with PyTorch features, fit, export, eval.",
+    help="Train a DFlash drafter for a model: prompts, regenerate; with PyTorch features, fit, adapt, export, eval.",
 )
 
 Dtype = Literal["bfloat16", "float32"]
@@ -79,14 +79,18 @@ def features(
     ] = "",
     max_prompt: Annotated[int, typer.Option("--max-prompt", min=1, help="Drop longer prompts (tokens).")] = 384,
     max_answer: Annotated[int, typer.Option("--max-answer", min=2, help="Cut longer answers (tokens).")] = 256,
+    trim_loops: Annotated[
+        bool, typer.Option("--trim-loops/--keep-loops", help="Cut answers that end in a loop after its second round.")
+    ] = True,
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = "cpu",
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, help="Tokens per forward pass.")] = 4096,
-    compile: Annotated[bool, typer.Option("--compile", help="Fuse element-wise work; needs a C++ compiler.")] = False,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=16, help="Tokens per forward pass.")] = 2048,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of the engine. Default: all cores.")] = None,
 ) -> None:
     """Run the target over its answers once and keep the tapped hidden states on disk.
 
-    Size: (taps + 1) x hidden size x 2 bytes per token.
+    On a CPU this is the engine's own target; several processes may share a folder. Size:
+    (taps + 1) x hidden size x 2 bytes per token.
     """
     from paceline.train import workflow
 
@@ -98,10 +102,11 @@ def features(
         taps=taps,
         max_prompt=max_prompt,
         max_answer=max_answer,
+        trim_loops=trim_loops,
         dtype=dtype,
         device=device,
         batch_tokens=batch_tokens,
-        compile=compile,
+        threads=threads,
     )
 
 
@@ -113,63 +118,91 @@ def fit(
     model: ModelOption = "smollm2-135m",
     layers: Annotated[int, typer.Option("--layers", min=1, help="Drafter layers.")] = 2,
     block_size: Annotated[int, typer.Option("--block-size", min=2, help="Anchor and drafts of a block.")] = 8,
+    block_sizes: Annotated[
+        str, typer.Option("--block-sizes", metavar="LIST", help="Draw a block length for each step, such as 6,6,8.")
+    ] = "",
     head_rows: Annotated[
         int, typer.Option("--head-rows", min=0, help="Most frequent tokens that can be drafted; 0: all.")
     ] = 8192,
     mask_token: Annotated[
         int | None, typer.Option("--mask-token", min=0, help="Reserved token id. Default: an unused special token.")
     ] = None,
+    init_from: Annotated[
+        Path | None, typer.Option("--init-from", metavar="DIR", help="Start from the weights of this drafter.")
+    ] = None,
+    from_target: Annotated[
+        bool, typer.Option("--from-target", help="Start from the target's last layers instead of random weights.")
+    ] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 16,
     anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks per sequence.")] = 32,
     optimizer: Annotated[Literal["muon", "adamw"], typer.Option("--optimizer")] = "muon",
     lr: Annotated[float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of the norms).")] = 2e-3,
     muon_lr: Annotated[float, typer.Option("--muon-lr", min=0.0, help="Muon rate (matrices).")] = 0.02,
     schedule: Annotated[Literal["wsd", "cosine"], typer.Option("--schedule")] = "wsd",
-    weighting: Annotated[Literal["dpace", "decay", "uniform"], typer.Option("--weighting")] = "dpace",
-    distill: Annotated[
-        float, typer.Option("--distill", min=0.0, max=1.0, help="Share of the target's distribution in the labels.")
-    ] = 0.5,
-    init_from: Annotated[
-        Path | None, typer.Option("--init-from", metavar="DIR", help="Start from the weights of this drafter.")
-    ] = None,
+    warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps; at most a tenth of --steps counts.")] = 40,
+    decay: Annotated[float, typer.Option("--decay", min=0.0, max=1.0, help="Share of a WSD run that decays.")] = 0.3,
+    weighting: Annotated[
+        Literal["dpace", "decay", "uniform"], typer.Option("--weighting", help="Of slots; decay: exponential.")
+    ] = "dpace",
+    alpha: Annotated[float, typer.Option("--alpha", min=0.0, max=1.0, help="Of D-PACE.")] = 0.5,
+    gamma: Annotated[float, typer.Option("--gamma", min=0.01, help="Of exponential weights.")] = 4.0,
+    loss: Annotated[
+        str, typer.Option("--loss", help="Weights: ce (answer's token), kl and tv (target's distribution).")
+    ] = "ce=0.5,kl=0.5",
     dtype: DtypeOption = "bfloat16",
     device: DeviceOption = "cpu",
     workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that each take a part of a batch.")] = 1,
     seed: Annotated[int, typer.Option("--seed", help="Weights, data order and anchors.")] = 0,
     checkpoint_every: Annotated[int, typer.Option("--checkpoint-every", min=1, help="Steps.")] = 100,
     until: Annotated[int | None, typer.Option("--until", min=1, help="Stop here; run again to go on.")] = None,
+    new_data: Annotated[
+        bool, typer.Option("--new-data", help="Going on: draw from shards that came since the start, too.")
+    ] = False,
+    held_out: Annotated[
+        Path | None, typer.Option("--held-out", metavar="DIR", help="Features to measure acceptance on.")
+    ] = None,
+    hold_every: Annotated[
+        int, typer.Option("--hold-every", min=0, help="Never train on every so many-th prompt id; 0: train on all.")
+    ] = 50,
+    eval_every: Annotated[int, typer.Option("--eval-every", min=1, help="Steps, at checkpoints.")] = 100,
 ) -> None:
-    """Train. Run the same command again after an interruption: it goes on to the same result."""
-    from paceline.train import workflow
+    """Train. Run the same command again after an interruption: it goes on to the same result.
+
+    Under torchrun, the processes share each batch.
+    """
+    from paceline.train import runs
     from paceline.train.fit import FitConfig
-    from paceline.train.loss import LossConfig
+    from paceline.train.loss import LossConfig, parse_loss
+    from paceline.train.options import parse_block_sizes
+    from paceline.train.schedule import Schedule
 
     config = FitConfig(
-        steps=steps,
+        schedule=Schedule(steps, schedule, warmup, decay),
         batch_size=batch_size,
         anchors=anchors,
+        block_sizes=parse_block_sizes(block_sizes),
         lr=lr,
         muon_lr=muon_lr,
-        schedule=schedule,
         optimizer=optimizer,
         seed=seed,
         compute_dtype=dtype,
         workers=workers,
         checkpoint_every=checkpoint_every,
-        loss=LossConfig(weighting=weighting, distill=distill),
+        loss=LossConfig(weighting=weighting, alpha=alpha, gamma=gamma, **parse_loss(loss)),
     )
-    workflow.fit_drafter(
+    start = runs.Start(layers, block_size, head_rows, mask_token, init_from, from_target)
+    runs.fit_drafter(
         model,
         features,
         out,
         config,
-        layers=layers,
-        block_size=block_size,
-        head_rows=head_rows,
-        mask_token=mask_token,
-        init_from=init_from,
+        start,
         device=device,
         until=until,
+        new_data=new_data,
+        held_out=held_out,
+        hold_every=hold_every,
+        eval_every=eval_every,
     )
 
 
@@ -183,6 +216,44 @@ def export(
     from paceline.train import workflow
 
     workflow.export_run(run, out, dtype=dtype)
+
+
+@app.command()
+def adapt(
+    prompts: Annotated[Path, typer.Option("--prompts", metavar="FILE", help="Your prompts, JSON lines.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to work in; goes on where it stopped.")
+    ],
+    model: ModelOption = "smollm2-135m",
+    drafter: Annotated[
+        Path | None, typer.Option("--drafter", metavar="DIR", help="Go on from this one. Default: the one that ships.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Longest answer.")] = 192,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Of training.")] = 400,
+    muon_lr: Annotated[float, typer.Option("--muon-lr", min=0.0, help="Peak rate of the matrices.")] = 0.008,
+    hold_every: Annotated[int, typer.Option("--hold-every", min=2, help="Measure on every so many-th prompt.")] = 10,
+    dtype: DtypeOption = "bfloat16",
+    device: DeviceOption = "cpu",
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Threads that each take a part of a batch.")] = 2,
+    seed: Annotated[int, typer.Option("--seed", help="Data order and blocks.")] = 0,
+) -> None:
+    """Fit a drafter to your own prompts, and measure what that gains on some that were kept out."""
+    from paceline.train import adapt as adapting
+
+    adapting.adapt(
+        model,
+        prompts,
+        out,
+        drafter=drafter,
+        max_tokens=max_tokens,
+        steps=steps,
+        muon_lr=muon_lr,
+        hold_every=hold_every,
+        dtype=dtype,
+        device=device,
+        workers=workers,
+        seed=seed,
+    )
 
 
 @app.command("eval")

@@ -53,7 +53,7 @@ def answer_prompts(
     from paceline.llm import LLM
 
     wanted = read_prompts(prompts)[:limit]
-    llm = LLM(model, dtype=dtype, speculative_config=None)  # type: ignore[arg-type]
+    llm = LLM(model, dtype=dtype, speculative_config=None, max_num_seqs=64)  # type: ignore[arg-type]
     made = regenerate(
         llm,
         llm.tokenizer,

@@ -1,7 +1,8 @@
 """Training batches from a feature folder: which sequences, which anchors, which labels.
 
-Order and anchors are pure functions of (seed, epoch) and (seed, step), so a resumed run sees exactly the batches that
-an uninterrupted one would have seen, with no sampler state to save.
+Order, anchors and block lengths are pure functions of the seed and the step, so a resumed run sees exactly the batches
+that an uninterrupted one would have seen, with no sampler state to save. Data may be added in the middle of a run: a
+phase says which sequences are drawn from which step on.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .features import FeatureStore
+from .feature_store import Features
 
 SORT_WINDOW = 16  # batches whose sequences are sorted together by length, to save padding
 
@@ -46,10 +47,23 @@ class Batch:
             )
         return out
 
+    def share(self, rank: int, world: int) -> Batch | None:
+        """Part ``rank`` of ``world``; None where there are too few sequences."""
+        parts = self.split(world)
+        return parts[rank] if rank < len(parts) else None
 
-def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Every sequence once, in batches of like length, in an order that depends on (seed, epoch) alone."""
-    rng = np.random.default_rng([seed, 1, epoch])
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """From step ``first_step`` on, batches are drawn from the sequences ``members`` of the store."""
+
+    first_step: int
+    members: tuple[int, ...]
+
+
+def epoch_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int, phase: int = 0) -> list[list[int]]:
+    """Every sequence once, in batches of like length, in an order that depends on (seed, epoch, phase) alone."""
+    rng = np.random.default_rng([seed, 1, epoch, phase])
     order = rng.permutation(len(lengths))
     batches: list[list[int]] = []
     for i in range(0, len(order), batch_size * SORT_WINDOW):
@@ -71,7 +85,7 @@ def choose_anchors(prompt_len: int, length: int, count: int, rng: np.random.Gene
 
 
 def make_batch(
-    store: FeatureStore,
+    store: Features,
     indices: Sequence[int],
     anchors: Sequence[np.ndarray],
     block_size: int,
@@ -83,7 +97,8 @@ def make_batch(
     rows = [store.rows(i) for i in indices]
     # a drafter sees rows before its anchor alone: nothing at or after the last anchor is needed as context
     lengths = [int(a.max()) for a in anchors]
-    taps = torch.zeros(len(indices), max(lengths), rows[0].shape[1] - width, dtype=torch.bfloat16)
+    device = rows[0].device
+    taps = torch.zeros(len(indices), max(lengths), rows[0].shape[1] - width, dtype=torch.bfloat16, device=device)
     offsets = np.arange(block_size)
     tokens, teachers = [], []
     for s, (i, r) in enumerate(zip(indices, rows, strict=True)):
@@ -92,7 +107,7 @@ def make_batch(
         at = anchors[s][:, None] + offsets
         tokens.append(np.where(at < len(ids), ids[np.minimum(at, len(ids) - 1)], -1))
         if with_teacher:
-            before = torch.from_numpy(np.minimum(at[:, 1:], len(ids)) - 1)
+            before = torch.from_numpy(np.minimum(at[:, 1:], len(ids)) - 1).to(device)
             teachers.append(r[:, -width:][before])
     blocks = torch.from_numpy(np.stack(tokens))
     return Batch(
@@ -106,34 +121,54 @@ def make_batch(
 
 
 def training_batches(
-    store: FeatureStore,
-    members: Sequence[int],
+    store: Features,
+    phases: Sequence[Phase],
     *,
     batch_size: int,
     anchors: int,
-    block_size: int,
+    block_sizes: Sequence[int],
     seed: int,
     first_step: int,
     with_teacher: bool,
 ) -> Iterator[Batch]:
-    """Endless batches from step ``first_step`` on, over the sequences ``members`` of the store."""
-    lengths = [len(store.sequences[m]["tokens"]) for m in members]
-    per_epoch = len(epoch_batches(lengths, batch_size, seed, 0))
+    """Endless batches from step ``first_step`` on. ``phases`` are in order, the first one from step 0."""
     step = first_step
     while True:
-        epoch, offset = divmod(step, per_epoch)
-        for chosen in epoch_batches(lengths, batch_size, seed, epoch)[offset:]:
-            indices = [members[j] for j in chosen]
-            rng = np.random.default_rng([seed, 2, step])
-            cut = [
-                choose_anchors(store.sequences[i]["prompt_len"], len(store.sequences[i]["tokens"]), anchors, rng)
-                for i in indices
-            ]
-            yield make_batch(store, indices, cut, block_size, with_teacher=with_teacher)
-            step += 1
+        number = max(i for i, p in enumerate(phases) if p.first_step <= step)
+        phase = phases[number]
+        end = phases[number + 1].first_step if number + 1 < len(phases) else None
+        lengths = [len(store.sequences[m]["tokens"]) for m in phase.members]
+        per_epoch = len(epoch_batches(lengths, batch_size, seed, 0, phase.first_step))
+        while end is None or step < end:
+            epoch, offset = divmod(step - phase.first_step, per_epoch)
+            for chosen in epoch_batches(lengths, batch_size, seed, epoch, phase.first_step)[offset:]:
+                if step == end:
+                    break
+                yield _batch_of_step(
+                    store, [phase.members[j] for j in chosen], anchors, block_sizes, seed, step, with_teacher
+                )
+                step += 1
 
 
-def split_members(store: FeatureStore, every: int = 50) -> tuple[list[int], list[int]]:
+def _batch_of_step(
+    store: Features,
+    indices: list[int],
+    anchors: int,
+    block_sizes: Sequence[int],
+    seed: int,
+    step: int,
+    with_teacher: bool,
+) -> Batch:
+    rng = np.random.default_rng([seed, 2, step])
+    cut = [
+        choose_anchors(store.sequences[i]["prompt_len"], len(store.sequences[i]["tokens"]), anchors, rng)
+        for i in indices
+    ]
+    size = block_sizes[int(rng.integers(len(block_sizes)))]
+    return make_batch(store, indices, cut, size, with_teacher=with_teacher)
+
+
+def split_members(store: Features, every: int = 50) -> tuple[list[int], list[int]]:
     """Training and held-out sequences: one in ``every`` by prompt id (0: none), the same whatever the store's size."""
     train: list[int] = []
     held: list[int] = []

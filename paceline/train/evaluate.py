@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
 from .data import make_batch
-from .features import FeatureStore
+from .feature_store import Features
 from .heads import Heads
 from .model import Drafter
 
@@ -65,7 +66,7 @@ def walk(run_lengths: np.ndarray, first: int, end: int) -> list[int]:
 
 @torch.inference_mode()
 def draft_run_lengths(
-    model: Drafter, heads: Heads, store: FeatureStore, index: int, drafts: int, dtype: torch.dtype
+    model: Drafter, heads: Heads, store: Features, index: int, drafts: int, dtype: torch.dtype
 ) -> np.ndarray:
     """For each anchor of one answer: how many of its ``drafts`` drafts are right before the first wrong one."""
     sequence = store.sequences[index]
@@ -83,7 +84,7 @@ def draft_run_lengths(
 def evaluate(
     model: Drafter,
     heads: Heads,
-    store: FeatureStore,
+    store: Features,
     members: Sequence[int],
     *,
     drafts: int | None = None,
@@ -104,3 +105,21 @@ def evaluate(
         for name in (sequence["domain"], "all"):
             out.setdefault(name, Acceptance()).add(accepted, slots)
     return out
+
+
+def mean_length(result: dict[str, Acceptance]) -> float:
+    """Unweighted mean over the domains, as benchmarks report it."""
+    lengths = [a.length for name, a in result.items() if name != "all"]
+    return sum(lengths) / max(1, len(lengths))
+
+
+def curve_line(result: dict[str, Acceptance], step: int, tokens: int) -> dict[str, Any]:
+    """One point of a learning curve: acceptance length by domain after ``step`` updates on ``tokens`` labels."""
+    lengths = {name: round(a.length, 4) for name, a in result.items() if name != "all"}
+    survival = {name: [round(x, 3) for x in a.survival] for name, a in result.items() if name != "all"}
+    return {
+        "step": step,
+        "tokens": tokens,
+        "length": {**lengths, "mean": round(mean_length(result), 4)},
+        "survival": survival,
+    }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,28 +13,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data import Batch, training_batches
+from . import journal
+from .data import Batch, Phase, training_batches
+from .distributed import Ranks
 from .errors import TrainError
-from .features import FeatureStore
+from .feature_store import Features
 from .heads import Heads
 from .loss import LossConfig, acceptance, head_loss
 from .model import Drafter
+from .schedule import Schedule, build_optimizers
 
 
 @dataclass(frozen=True, slots=True)
 class FitConfig:
-    """One run. ``steps`` fixes the schedule; ``compute_dtype`` is bfloat16 or float32 (masters are always fp32)."""
+    """One run. ``compute_dtype`` (bfloat16 or float32) is that of matrix products; masters are always fp32.
 
-    steps: int
-    batch_size: int = 32
-    anchors: int = 24
-    lr: float = 6e-4
-    min_lr_ratio: float = 0.1
-    warmup: float = 0.04
-    decay: float = 0.3
-    schedule: str = "wsd"
+    ``block_sizes``: lengths that blocks are cut to, one drawn for each step; () always takes the drafter's own.
+    """
+
+    schedule: Schedule
+    batch_size: int = 16
+    anchors: int = 32
+    block_sizes: tuple[int, ...] = ()
+    lr: float = 2e-3
+    muon_lr: float = 0.02
     optimizer: str = "muon"
-    muon_lr: float = 0.01
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0
@@ -48,49 +49,8 @@ class FitConfig:
     loss: LossConfig = field(default_factory=LossConfig)
 
 
-def learning_rate(config: FitConfig, step: int) -> float:
-    """Factor on the peak rate at ``step`` (0-based): linear warm-up, then WSD with a cosine tail, or cosine."""
-    warm = max(1, round(config.warmup * config.steps))
-    if step < warm:
-        return (step + 1) / warm
-    if config.schedule == "cosine":
-        start, span = warm, config.steps - warm
-    else:
-        span = max(1, round(config.decay * config.steps))
-        start = config.steps - span
-    if step < start:
-        return 1.0
-    progress = min(1.0, (step - start) / max(1, span))
-    return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def build_optimizers(model: Drafter, config: FitConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the matrices and AdamW for the norms."""
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    vectors = [p for p in model.parameters() if p.ndim != 2]
-    if config.optimizer == "muon":
-        # Muon's orthogonalisation costs as much as several sequences: share the matrices out among the workers
-        matrices.sort(key=lambda p: -p.numel())
-        out: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(
-                matrices[i :: config.workers],
-                lr=config.muon_lr,
-                weight_decay=config.weight_decay,
-                momentum=0.95,
-                adjust_lr_fn="original",
-            )
-            for i in range(min(config.workers, len(matrices)))
-        ]
-        out.append(torch.optim.AdamW(vectors, lr=config.lr, betas=config.betas, weight_decay=0.0))
-    elif config.optimizer == "adamw":
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        out = [torch.optim.AdamW(groups, lr=config.lr, betas=config.betas)]
-    else:
-        raise TrainError(f"optimizer is {config.optimizer!r}: choose muon or adamw")
-    for optimizer in out:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return out
+# what may not change in the middle of a run, since the batches or the optimiser's state would be others
+FIXED = ("batch_size", "anchors", "block_sizes", "seed", "optimizer", "workers")
 
 
 def batch_loss(
@@ -113,11 +73,28 @@ class Trainer:
     """Owns the model, the optimisers and the step count; ``run`` goes on from wherever they are."""
 
     def __init__(
-        self, model: Drafter, heads: Heads, store: FeatureStore, members: list[int], config: FitConfig, out: Path
+        self,
+        model: Drafter,
+        heads: Heads,
+        store: Features,
+        phases: Sequence[Phase],
+        config: FitConfig,
+        out: Path,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.heads, self.store, self.members = model, heads, store, members
-        self.config, self.out, self.step = config, out, 0
-        self.optimizers = build_optimizers(model, config)
+        self.model, self.heads, self.store, self.phases = model, heads, store, list(phases)
+        self.config, self.out, self.step, self.seen = config, out, 0, 0
+        self.ranks = ranks or Ranks()
+        c = config
+        self.optimizers = build_optimizers(
+            model.parameters(),
+            c.optimizer,
+            lr=c.lr,
+            muon_lr=c.muon_lr,
+            weight_decay=c.weight_decay,
+            betas=c.betas,
+            shares=c.workers,
+        )
         self.dtype = getattr(torch, config.compute_dtype)
         self.params = list(model.parameters())
         self.pool = ThreadPoolExecutor(config.workers) if config.workers > 1 else None
@@ -129,56 +106,70 @@ class Trainer:
 
     def save(self) -> None:
         """Write the checkpoint atomically: a kill at any moment leaves the old one or the new one."""
+        if not self.ranks.first:
+            return
+        config = asdict(self.config)
         state = {
             "step": self.step,
+            "seen": self.seen,
             "model": self.model.state_dict(),
             "optimizers": [o.state_dict() for o in self.optimizers],
-            "config": asdict(self.config),
-            "members": len(self.members),
+            "config": {**config, "schedule": config["schedule"]},
         }
         temporary = self.checkpoint.with_suffix(".partial")
-        torch.save(state, temporary)
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self.checkpoint)
 
-    def resume(self, *, new_schedule: bool = False) -> bool:
-        """Load the checkpoint if there is one.
-
-        Raises TrainError where data or schedule differ from that run's, unless ``new_schedule``: then weights,
-        optimiser state and step count go on under the present data and schedule.
-        """
+    def resume(self) -> bool:
+        """Load the checkpoint if there is one. Raises TrainError where this run's settings would not go on as that
+        one's; the length of a WSD schedule may change until the rate begins to fall."""
         if not self.checkpoint.exists():
             return False
         state = torch.load(self.checkpoint, map_location=self.heads.embed.device, weights_only=True)
-        if state["members"] != len(self.members) and not new_schedule:
-            raise TrainError(
-                f"{self.checkpoint} was trained on {state['members']} sequences, this run has {len(self.members)}: "
-                "the data order would change; choose another --out or restore the features"
-            )
-        fixed = {"steps", "batch_size", "anchors", "seed", "optimizer", "schedule", "workers"}
-        for key in fixed:
-            if state["config"][key] != asdict(self.config)[key] and not new_schedule:
+        now = asdict(self.config)
+        for key in FIXED:
+            if state["config"][key] != now[key]:
                 raise TrainError(
                     f"{key} was {state['config'][key]} when {self.checkpoint} was written and is "
-                    f"{asdict(self.config)[key]} now: resume with the same value or choose another --out"
+                    f"{now[key]} now: resume with the same value or choose another --out"
                 )
+        old, new = Schedule(**state["config"]["schedule"]), self.config.schedule
+        if old != new and state["step"] > min(old.decay_start, new.decay_start):
+            raise TrainError(
+                f"the schedule was {old} when {self.checkpoint} was written and is {new} now, and at step "
+                f"{state['step']} the rate is past its peak in one of them: resume with the same one"
+            )
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            rates = [g["peak_lr"] for g in optimizer.param_groups]
             optimizer.load_state_dict(saved)
-        self.step = state["step"]
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["peak_lr"] = rate
+        self.step, self.seen = state["step"], state["seen"]
         return True
 
     def train_step(self, batch: Batch) -> tuple[float, Tensor, Tensor]:
-        """One update; returns the loss before it, and hits and validity."""
-        factor = learning_rate(self.config, self.step)
-        parts = batch.split(self.config.workers)
+        """One update; returns the loss before it, and hits and validity of this process's share."""
+        factor = self.config.schedule.factor(self.step)
+        self.seen += int(batch.valid.sum())
+        mine = batch.share(self.ranks.rank, self.ranks.world)
+        parts = mine.split(self.config.workers) if mine is not None else []
         # each worker thread runs its own forward and backward with one intra-op thread: no barriers between them, which
         # on a shared machine is several times faster than splitting every operation
         results = list((self.pool.map if self.pool else map)(self._gradients, parts))
-        weight = torch.stack([r[1] for r in results]).sum().clamp(min=1e-6)
-        for i, param in enumerate(self.params):
-            param.grad = sum(r[0][i] for r in results) / weight
-        loss = sum(r[2] for r in results) / weight
-        hit, valid = torch.cat([r[3] for r in results]), torch.cat([r[4] for r in results])
+        device = self.heads.embed.device
+        scalars = torch.zeros(2, device=device)
+        for r in results:
+            scalars += torch.stack((r[1], r[2]))
+        grads = [sum((r[0][i] for r in results), torch.zeros_like(p)) for i, p in enumerate(self.params)]
+        self.ranks.sum([*grads, scalars])
+        weight = scalars[0].clamp(min=1e-6)
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad / weight
+        loss = scalars[1] / weight
         norm = torch.nn.utils.clip_grad_norm_(self.params, self.config.clip)
         if not torch.isfinite(norm):
             raise TrainError(f"gradient norm is {norm.item()} at step {self.step}: lower the learning rate")
@@ -187,7 +178,10 @@ class Trainer:
                 group["lr"] = group["peak_lr"] * factor
         list((self.pool.map if self.pool else map)(lambda o: o.step(), self.optimizers))
         self.step += 1
-        return loss.item(), hit, valid
+        slots = self.model.config.block_size - 1
+        hits = [_widen(r[3], slots) for r in results] or [torch.zeros(0, slots, dtype=torch.bool, device=device)]
+        valid = [_widen(r[4], slots) for r in results] or hits
+        return loss.item(), torch.cat(hits).cpu(), torch.cat(valid).cpu()
 
     def _gradients(self, batch: Batch) -> tuple[tuple[Tensor, ...], Tensor, Tensor, Tensor, Tensor]:
         c = self.config
@@ -200,43 +194,52 @@ class Trainer:
         until: int | None = None,
         report: Callable[[str], None] = print,
         on_checkpoint: Callable[[Trainer], None] | None = None,
+        stop_at: float | None = None,
     ) -> list[float]:
-        """Train to step ``until`` (default: the end of the schedule). Returns the loss of every step made."""
+        """Train to step ``until`` (default: the end of the schedule). Returns the loss of every step made.
+
+        ``stop_at`` (``time.monotonic()``): save and return at the first step after it.
+        """
         c = self.config
-        stop = min(c.steps, until if until is not None else c.steps)
+        steps = c.schedule.steps
+        stop = min(steps, until if until is not None else steps)
         batches = training_batches(
             self.store,
-            self.members,
+            self.phases,
             batch_size=c.batch_size,
             anchors=c.anchors,
-            block_size=self.model.config.block_size,
+            block_sizes=c.block_sizes or (self.model.config.block_size,),
             seed=c.seed,
             first_step=self.step,
-            with_teacher=c.loss.distill > 0,
+            with_teacher=c.loss.needs_teacher,
         )
         losses: list[float] = []
         window: list[tuple[float, Tensor, Tensor]] = []
         started = time.monotonic()
-        log = (self.out / "log.jsonl").open("a")
         while self.step < stop:
             window.append(self.train_step(next(batches)))
             losses.append(window[-1][0])
-            if self.step % c.log_every == 0 or self.step == stop:
-                line = summary(window) | {"step": self.step, "seconds_per_step": _pace(started, len(window))}
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                report(progress_line(line, c.steps))
+            late = stop_at is not None and time.monotonic() >= stop_at
+            last = late or self.step == stop
+            if self.ranks.first and (self.step % c.log_every == 0 or last):
+                pace = round((time.monotonic() - started) / len(window), 3)
+                line = summary(window) | {"step": self.step, "tokens": self.seen, "seconds_per_step": pace}
+                journal.append(self.out / "log.jsonl", line)
+                report(progress_line(line, steps))
                 window, started = [], time.monotonic()
-            if self.step % c.checkpoint_every == 0 or self.step == stop:
+            if self.step % c.checkpoint_every == 0 or last:
                 self.save()
-                if on_checkpoint:
+                if on_checkpoint and self.ranks.first:
                     on_checkpoint(self)
-        log.close()
+                self.ranks.wait()
+            if late:
+                break
         return losses
 
 
-def _pace(started: float, steps: int) -> float:
-    return round((time.monotonic() - started) / steps, 3)
+def _widen(part: Tensor, slots: int) -> Tensor:
+    """``[N, k]`` to ``[N, slots]`` with False: blocks of a step may be shorter than the drafter's."""
+    return torch.nn.functional.pad(part, (0, slots - part.shape[1])) if part.shape[1] < slots else part
 
 
 def summary(window: list[tuple[float, Tensor, Tensor]]) -> dict[str, Any]:

@@ -13,21 +13,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .errors import TrainError
+
 Weighting = Literal["dpace", "decay", "uniform"]
-CHUNK_BLOCKS = 128
+CHUNK_BLOCKS = 32  # on a CPU: their logits fit the cache
+CHUNK_BLOCKS_GPU = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
     """``weighting``: D-PACE (arXiv 2605.18810) with ``alpha``, or ``exp(-(k-1)/gamma)`` (DFlash eq. 4), or none.
 
-    ``distill`` mixes the target's own distribution (over the head's rows) into the one-hot label.
+    The loss of a slot is ``ce`` x cross-entropy with the answer's token + ``kl`` x cross-entropy with the target's own
+    distribution + ``tv`` x L1 distance to that distribution (twice the total variation; DSpark trains 0.1 and 0.9).
+    Distributions are over the head's rows.
     """
 
     weighting: Weighting = "dpace"
     alpha: float = 0.5
     gamma: float = 4.0
-    distill: float = 0.0
+    ce: float = 1.0
+    kl: float = 0.0
+    tv: float = 0.0
+
+    @property
+    def needs_teacher(self) -> bool:
+        return self.kl > 0 or self.tv > 0
+
+
+def parse_loss(text: str) -> dict[str, float]:
+    """``ce=0.5,kl=0.5`` as a mapping; what is not named is 0. Raises TrainError."""
+    out = {"ce": 0.0, "kl": 0.0, "tv": 0.0}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        try:
+            out[name.strip()] = number = float(value)
+        except ValueError:
+            number = -1.0
+        if name.strip() not in ("ce", "kl", "tv") or not 0 <= number < float("inf"):
+            raise TrainError(f"--loss {text!r}: write weights of ce, kl and tv, such as ce=0.5,kl=0.5")
+    if not any(out.values()):
+        raise TrainError(f"--loss {text!r}: all weights are 0; such as ce=0.5,kl=0.5")
+    return out
 
 
 def position_weights(config: LossConfig, label_prob: Tensor, valid: Tensor) -> Tensor:
@@ -65,8 +92,9 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         weight_sum = torch.zeros((), device=hidden.device)
         known = labels >= 0
-        for i in range(0, blocks, CHUNK_BLOCKS):
-            part = slice(i, i + CHUNK_BLOCKS)
+        chunk = CHUNK_BLOCKS if hidden.device.type == "cpu" else CHUNK_BLOCKS_GPU
+        for i in range(0, blocks, chunk):
+            part = slice(i, i + chunk)
             rows = hidden[part].reshape(-1, width).to(head.dtype)
             logits = F.linear(rows, head).float()
             label = labels[part].reshape(-1)
@@ -77,15 +105,24 @@ class _HeadLoss(torch.autograd.Function):
             hit[part] = ((logits.argmax(-1) == label) & seen).view(-1, slots)
             prob = (picked.exp() * seen).view(-1, slots)
             weight = position_weights(config, prob, valid[part]).reshape(-1) * seen
-            share = 1.0 - config.distill if teacher is not None else 1.0
-            total += -(weight * picked).sum() * share
+            total -= (weight * picked).sum() * config.ce
             weight_sum += weight.sum()
-            delta = log_prob.exp()
-            delta.scatter_add_(1, index, torch.full_like(picked, -share).unsqueeze(1))
+            p = log_prob.exp()
+            wanted = distance = None
             if teacher is not None:
                 wanted = torch.softmax(F.linear(teacher[part].reshape(-1, width).to(head.dtype), head).float(), -1)
-                total += -(weight * (wanted * log_prob).sum(-1)).sum() * config.distill
-                delta -= wanted * config.distill
+                total -= (weight * (wanted * log_prob).sum(-1)).sum() * config.kl
+            if wanted is not None and config.tv:
+                apart = p - wanted
+                total += (weight * apart.abs().sum(-1)).sum() * config.tv
+                sign = apart.sign_()
+                distance = (sign - (sign * p).sum(-1, keepdim=True)).mul_(p)  # gradient of L1 by the logits
+            delta = p.mul_(config.ce + config.kl)
+            delta.scatter_add_(1, index, torch.full_like(picked, -config.ce).unsqueeze(1))
+            if wanted is not None:
+                delta.add_(wanted, alpha=-config.kl)
+            if distance is not None:
+                delta.add_(distance, alpha=config.tv)
             delta *= weight.unsqueeze(1)
             grad[part] = F.linear(delta.to(head.dtype), head.t()).view(-1, slots, width).float()
         ctx.save_for_backward(grad)
@@ -115,7 +152,7 @@ def head_loss(
     Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a
     batch are summed), and ``hit [N, K]``, where the arg max is right.
     """
-    total, hit, weight = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.distill else None, config)
+    total, hit, weight = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.needs_teacher else None, config)
     return total, weight, hit
 
 

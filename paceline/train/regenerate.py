@@ -124,8 +124,31 @@ def read_answers(
     return out
 
 
-def usable(answers: Iterable[Answer], *, max_prompt: int, max_answer: int) -> Iterator[Answer]:
-    """Drop prompts beyond ``max_prompt`` tokens and answers too short to draft for; cut answers at ``max_answer``."""
+def usable(
+    answers: Iterable[Answer], *, max_prompt: int, max_answer: int, trim_loops: bool = False
+) -> Iterator[Answer]:
+    """Drop prompts beyond ``max_prompt`` tokens and answers too short to draft for; cut answers at ``max_answer``, and
+    with ``trim_loops`` where they begin to repeat themselves without end."""
     for a in answers:
-        if len(a.prompt) <= max_prompt and len(a.answer) >= 2:
-            yield Answer(a.id, a.domain, a.prompt, a.answer[:max_answer])
+        answer = a.answer[:max_answer]
+        if trim_loops:
+            answer = answer[: loop_start(answer)]
+        if len(a.prompt) <= max_prompt and len(answer) >= 2:
+            yield Answer(a.id, a.domain, a.prompt, answer)
+
+
+def loop_start(tokens: Sequence[int], longest: int = 64, repeats: int = 3) -> int:
+    """Where an answer that ends in a loop has gone round twice; ``len(tokens)`` for one that does not.
+
+    A loop is a tail that repeats a period of at most ``longest`` tokens at least ``repeats`` times. What follows its
+    second round teaches nothing but copying.
+    """
+    end = len(tokens)
+    best = end
+    for period in range(1, min(longest, end // repeats) + 1):
+        at = end - period
+        while at > 0 and tokens[at - 1] == tokens[at - 1 + period]:
+            at -= 1
+        if end - at >= repeats * period:
+            best = min(best, at + 2 * period)
+    return best

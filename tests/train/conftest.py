@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from paceline.train.feature_store import TorchFeatures  # noqa: E402
 from paceline.train.features import extract  # noqa: E402
 from paceline.train.regenerate import Answer  # noqa: E402
 from paceline.train.target import TargetConfig, TorchTarget  # noqa: E402
@@ -114,5 +115,6 @@ def periodic_answers(count: int) -> list[Answer]:
 @pytest.fixture(scope="session")
 def features(target: TorchTarget, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("features")
-    extract(target, periodic_answers(60), TAPS, folder, batch_tokens=256, shard_sequences=25, report=lambda _: None)
+    source = TorchFeatures(target, batch_tokens=256)
+    extract(source, periodic_answers(60), TAPS, folder, shard_sequences=25, report=lambda _: None)
     return folder

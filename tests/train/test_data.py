@@ -13,6 +13,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from paceline.train.data import (  # noqa: E402
+    Phase,
     choose_anchors,
     epoch_batches,
     frequent_rows,
@@ -21,7 +22,8 @@ from paceline.train.data import (  # noqa: E402
     training_batches,
 )
 from paceline.train.errors import TrainError  # noqa: E402
-from paceline.train.features import FeatureStore, batches_by_length, extract  # noqa: E402
+from paceline.train.feature_store import FeatureStore, TorchFeatures, batches_by_length  # noqa: E402
+from paceline.train.features import extract  # noqa: E402
 from paceline.train.target import TorchTarget  # noqa: E402
 
 from .conftest import HIDDEN, TAPS, periodic_answers  # noqa: E402
@@ -76,24 +78,24 @@ def test_stored_features_are_those_of_the_target(features: Path, target: TorchTa
 
 def test_extraction_goes_on_with_the_first_missing_shard(target: TorchTarget, tmp_path: Path) -> None:
     answers = periodic_answers(10)
-    extract(target, answers, TAPS, tmp_path, shard_sequences=4, report=lambda _: None)
+    extract(TorchFeatures(target), answers, TAPS, tmp_path, shard_sequences=4, report=lambda _: None)
     kept = (tmp_path / "features-00000.bin").stat().st_mtime_ns
     whole = (tmp_path / "features-00001.bin").read_bytes()
     (tmp_path / "features-00001.jsonl").unlink()
     (tmp_path / "features-00001.bin").write_bytes(whole[:100])
     said: list[str] = []
-    extract(target, answers, TAPS, tmp_path, shard_sequences=4, report=said.append)
+    extract(TorchFeatures(target), answers, TAPS, tmp_path, shard_sequences=4, report=said.append)
     assert len(said) == 1
     assert (tmp_path / "features-00000.bin").stat().st_mtime_ns == kept
     assert (tmp_path / "features-00001.bin").read_bytes() == whole
 
 
 def test_a_feature_folder_of_other_taps_is_refused(target: TorchTarget, tmp_path: Path) -> None:
-    extract(target, periodic_answers(2), [1], tmp_path, report=lambda _: None)
+    extract(TorchFeatures(target), periodic_answers(2), [1], tmp_path, report=lambda _: None)
     with pytest.raises(TrainError, match="target_layer_ids"):
-        extract(target, periodic_answers(2), [2], tmp_path, report=lambda _: None)
+        extract(TorchFeatures(target), periodic_answers(2), [2], tmp_path, report=lambda _: None)
     with pytest.raises(TrainError, match="target_layer_ids"):
-        extract(target, periodic_answers(2), [1, 4], tmp_path / "other", report=lambda _: None)
+        extract(TorchFeatures(target), periodic_answers(2), [1, 4], tmp_path / "other", report=lambda _: None)
 
 
 def test_resumed_batches_equal_the_uninterrupted_ones(features: Path) -> None:
@@ -101,11 +103,15 @@ def test_resumed_batches_equal_the_uninterrupted_ones(features: Path) -> None:
     members, held = split_members(store, 10)
     assert sorted(members + held) == list(range(60))
     assert [store.sequences[i]["id"] for i in held] == [9, 19, 29, 39, 49, 59]
-    options = {"batch_size": 8, "anchors": 3, "block_size": 4, "seed": 5, "with_teacher": False}
-    stream = training_batches(store, members, first_step=0, **options)  # type: ignore[arg-type]
-    whole = [next(stream) for _ in range(20)]  # beyond two epochs of 54 sequences
-    for step in (3, 7, 15):
-        later = next(training_batches(store, members, first_step=step, **options))  # type: ignore[arg-type]
+    options = {"batch_size": 8, "anchors": 3, "block_sizes": (3, 4), "seed": 5, "with_teacher": False}
+    few = tuple(members[:20])
+    phases = [Phase(0, few), Phase(9, tuple(members))]  # in its third epoch of the first 20, data is added
+    stream = training_batches(store, phases, first_step=0, **options)  # type: ignore[arg-type]
+    whole = [next(stream) for _ in range(20)]
+    assert {b.tokens.shape[-1] for b in whole} == {3, 4}
+    assert sum(len(b.domains) for b in whole[:9]) == 60
+    for step in (3, 7, 8, 9, 15):
+        later = next(training_batches(store, phases, first_step=step, **options))  # type: ignore[arg-type]
         assert torch.equal(later.anchors, whole[step].anchors)
         assert torch.equal(later.tokens, whole[step].tokens)
         assert torch.equal(later.taps, whole[step].taps)
@@ -118,6 +124,9 @@ def test_splitting_a_batch_keeps_every_sequence(features: Path) -> None:
     assert [len(p.domains) for p in parts] == [3, 2]
     assert torch.equal(torch.cat([p.tokens for p in parts]), batch.tokens)
     assert [len(p.domains) for p in batch.split(9)] == [1] * 5
+    shares = [batch.share(rank, 6) for rank in range(6)]
+    assert shares[5] is None
+    assert torch.equal(torch.cat([s.taps for s in shares if s]), batch.taps)
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,7 +13,8 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from paceline.train.evaluate import Acceptance, draft_run_lengths, walk  # noqa: E402
-from paceline.train.features import FeatureStore, extract  # noqa: E402
+from paceline.train.feature_store import FeatureStore, TorchFeatures  # noqa: E402
+from paceline.train.features import extract  # noqa: E402
 from paceline.train.heads import Heads  # noqa: E402
 from paceline.train.regenerate import Answer  # noqa: E402
 from paceline.train.target import TorchTarget  # noqa: E402
@@ -49,7 +50,13 @@ def test_equals_a_drafting_loop_run_against_the_target(target: TorchTarget, tmp_
         _, final = target.forward(torch.tensor([ids]), [])
         ids.append(int((final[0, -1] @ target.head.T).argmax()))
     prompt_len = 5
-    extract(target, [Answer(0, "code", ids[:prompt_len], ids[prompt_len:])], TAPS, tmp_path, report=lambda _: None)
+    extract(
+        TorchFeatures(target),
+        [Answer(0, "code", ids[:prompt_len], ids[prompt_len:])],
+        TAPS,
+        tmp_path,
+        report=lambda _: None,
+    )
     store = FeatureStore(tmp_path)
     model = drafter(1)
     model.fc.weight.data.mul_(20)

@@ -14,15 +14,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from paceline.train.data import split_members  # noqa: E402
+from paceline.train.data import Phase, split_members  # noqa: E402
 from paceline.train.errors import TrainError  # noqa: E402
 from paceline.train.evaluate import evaluate  # noqa: E402
 from paceline.train.export import HEAD_ROWS_FILE, INDEX_FILE, export_drafter, load_drafter  # noqa: E402
-from paceline.train.features import FeatureStore  # noqa: E402
-from paceline.train.fit import FitConfig, Trainer, learning_rate  # noqa: E402
+from paceline.train.feature_store import FeatureStore  # noqa: E402
+from paceline.train.fit import FitConfig, Trainer  # noqa: E402
 from paceline.train.heads import Heads  # noqa: E402
 from paceline.train.loss import LossConfig  # noqa: E402
 from paceline.train.model import Drafter, DrafterConfig  # noqa: E402
+from paceline.train.schedule import Schedule  # noqa: E402
 from paceline.weights.checkpoint import open_checkpoint  # noqa: E402
 
 from .conftest import HIDDEN, LAYERS, TAPS, VOCAB, target_weights  # noqa: E402
@@ -56,7 +57,7 @@ def drafter(seed: int = 0) -> Drafter:
 
 
 CONFIG = FitConfig(
-    steps=24,
+    schedule=Schedule(24, warmup=2),
     batch_size=8,
     anchors=4,
     lr=1e-2,
@@ -64,13 +65,14 @@ CONFIG = FitConfig(
     compute_dtype="float32",
     checkpoint_every=6,
     log_every=6,
-    loss=LossConfig(distill=0.3),
+    loss=LossConfig(ce=0.7, kl=0.3),
 )
 
 
 def trainer(features: Path, out: Path, config: FitConfig = CONFIG) -> Trainer:
     store = FeatureStore(features)
-    return Trainer(drafter(), heads(), store, split_members(store, 10)[0], config, out)
+    phases = [Phase(0, tuple(split_members(store, 10)[0]))]
+    return Trainer(drafter(), heads(), store, phases, config, out)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -133,7 +135,7 @@ def test_two_workers_make_the_same_update_as_one(features: Path, tmp_path: Path)
 
 
 def test_it_learns_what_can_be_learned(features: Path, tmp_path: Path) -> None:
-    config = replace(CONFIG, steps=150, lr=0.02, log_every=50, checkpoint_every=150)
+    config = replace(CONFIG, schedule=Schedule(150), lr=0.02, log_every=50, checkpoint_every=150)
     run = trainer(features, tmp_path, config)
     before = evaluate(run.model, run.heads, run.store, split_members(run.store, 10)[1])["all"].length
     losses = run.run(report=lambda _: None)
@@ -143,25 +145,45 @@ def test_it_learns_what_can_be_learned(features: Path, tmp_path: Path) -> None:
     assert after > 2.0  # of at most 4, on answers it has not seen
 
 
-def test_resume_refuses_another_schedule_or_other_data_by_name(features: Path, tmp_path: Path) -> None:
+def test_resume_refuses_what_would_change_the_batches_by_name(features: Path, tmp_path: Path) -> None:
     trainer(features, tmp_path).run(until=6, report=lambda _: None)
-    with pytest.raises(TrainError, match="steps was 24"):
-        trainer(features, tmp_path, replace(CONFIG, steps=30)).resume()
-    other = trainer(features, tmp_path)
-    other.members = other.members[:-1]
-    with pytest.raises(TrainError, match="54 sequences"):
-        other.resume()
-    assert trainer(features, tmp_path, replace(CONFIG, steps=30)).resume(new_schedule=True)
+    with pytest.raises(TrainError, match="anchors was 4"):
+        trainer(features, tmp_path, replace(CONFIG, anchors=5)).resume()
+    with pytest.raises(TrainError, match="workers was 1"):
+        trainer(features, tmp_path, replace(CONFIG, workers=2)).resume()
+
+
+def test_the_length_of_a_run_may_change_until_its_rate_falls(features: Path, tmp_path: Path) -> None:
+    longer = replace(CONFIG, schedule=Schedule(40, warmup=2))
+    trainer(features, tmp_path).run(until=12, report=lambda _: None)
+    went_on = trainer(features, tmp_path, longer)
+    assert went_on.resume()
+    rest = went_on.run(until=16, report=lambda _: None)
+    assert rest == trainer(features, tmp_path / "other", longer).run(until=16, report=lambda _: None)[12:]
+    trainer(features, tmp_path / "late").run(until=20, report=lambda _: None)
+    with pytest.raises(TrainError, match="past its peak"):
+        trainer(features, tmp_path / "late", longer).resume()
 
 
 def test_learning_rate_schedules() -> None:
-    wsd = [learning_rate(replace(CONFIG, steps=100, warmup=0.1, decay=0.3), s) for s in range(100)]
+    schedule = Schedule(100, warmup=10, decay=0.3)
+    wsd = [schedule.factor(s) for s in range(100)]
     assert wsd[0] == pytest.approx(0.1)
     assert wsd[9:70] == [1.0] * 61
     assert wsd[70:] == sorted(wsd[70:], reverse=True)
     assert wsd[99] == pytest.approx(0.1, abs=0.01)
-    cosine = [learning_rate(replace(CONFIG, steps=100, warmup=0.1, schedule="cosine"), s) for s in range(100)]
+    cosine = [Schedule(100, "cosine", warmup=10).factor(s) for s in range(100)]
     assert cosine[10:] == sorted(cosine[10:], reverse=True)
+    assert Schedule(50, warmup=40).warm == 5
+
+
+def test_blocks_of_several_lengths_train_one_drafter(features: Path, tmp_path: Path) -> None:
+    config = replace(CONFIG, block_sizes=(2, 4))
+    run = trainer(features, tmp_path, config)
+    losses = run.run(until=12, report=lambda _: None)
+    assert losses[-1] < losses[0]
+    again = trainer(features, tmp_path / "again", config)
+    assert again.run(until=12, report=lambda _: None) == losses
 
 
 def test_unknown_optimizer_is_refused(features: Path, tmp_path: Path) -> None:

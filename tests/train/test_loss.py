@@ -11,7 +11,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from paceline.train import loss as loss_module  # noqa: E402
-from paceline.train.loss import LossConfig, acceptance, head_loss, position_weights  # noqa: E402
+from paceline.train.errors import TrainError  # noqa: E402
+from paceline.train.loss import LossConfig, acceptance, head_loss, parse_loss, position_weights  # noqa: E402
 
 
 def example(blocks: int = 7, slots: int = 4) -> tuple[torch.Tensor, ...]:
@@ -27,13 +28,14 @@ def example(blocks: int = 7, slots: int = 4) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize("weighting", ["dpace", "decay", "uniform"])
-@pytest.mark.parametrize("distill", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("mix", [(1.0, 0.0, 0.0), (0.7, 0.3, 0.0), (0.0, 1.0, 0.0), (0.1, 0.0, 0.9), (0.2, 0.3, 0.5)])
 def test_value_and_gradient_equal_the_plain_formula(
-    weighting: str, distill: float, monkeypatch: pytest.MonkeyPatch
+    weighting: str, mix: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_module, "CHUNK_BLOCKS", 3)  # several chunks, the last one short
     hidden, head, labels, valid, teacher = example()
-    config = LossConfig(weighting=weighting, distill=distill)  # type: ignore[arg-type]
+    ce, kl, tv = mix
+    config = LossConfig(weighting=weighting, ce=ce, kl=kl, tv=tv)  # type: ignore[arg-type]
     total, weight, hit = head_loss(hidden, head, labels, valid, config, teacher)
     (2.5 * total).backward()
 
@@ -43,12 +45,20 @@ def test_value_and_gradient_equal_the_plain_formula(
     seen = labels >= 0
     weights = position_weights(config, picked.detach().exp() * seen, valid) * seen
     soft = torch.softmax(teacher @ head.T, -1)
-    plain = weights * -((1 - distill) * picked + distill * (soft * log_prob).sum(-1))
+    apart = (log_prob.exp() - soft).abs().sum(-1)
+    plain = weights * (-ce * picked - kl * (soft * log_prob).sum(-1) + tv * apart)
     (2.5 * plain.sum()).backward()
     torch.testing.assert_close(total, plain.sum())
     torch.testing.assert_close(weight, weights.sum())
     torch.testing.assert_close(hidden.grad, reference.grad)
     assert torch.equal(hit, (log_prob.argmax(-1) == labels) & seen)
+
+
+def test_loss_weights_are_read_by_name() -> None:
+    assert parse_loss("ce=0.1, tv=0.9") == {"ce": 0.1, "kl": 0.0, "tv": 0.9}
+    for wrong in ("ce", "ce=x", "mse=1", "ce=-1", "kl=0", "ce=inf", "ce=nan"):
+        with pytest.raises(TrainError, match="--loss"):
+            parse_loss(wrong)
 
 
 def test_dpace_weight_is_the_expected_length_that_hangs_on_a_slot() -> None:
