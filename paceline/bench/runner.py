@@ -1,104 +1,119 @@
-"""Measuring arms: every arm decodes a prompt before the next prompt comes, so that drift hits all alike."""
+"""Measuring arms in turns, so that a machine whose speed drifts slows all of them alike.
+
+At concurrency 1 every arm decodes a prompt before the next prompt comes. Above, an arm runs the whole set with that
+many clients, and the arms alternate over the repeats.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from paceline.bench.datasets import BenchPrompt
-    from paceline.llm import LLM
-    from paceline.sampling_params import SamplingParams
-    from paceline.speculation.stats import SpecDecodeStats
+from paceline.bench.backend import Arm, Completion, Conversation, Run
+from paceline.bench.datasets import BenchPrompt
+from paceline.sampling_params import SamplingParams
 
 WARM_UP_TOKENS = 8
+ADAPTIVE_WARM_UP_TOKENS = 32  # an arm that chooses its draft length also learns what passes cost
+ROUNDS = 2  # requests per client at least: else the clients would hardly ever all be busy
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One prompt decoded by one arm. Times in seconds; `decode_s` runs from the first token to the last."""
+class Measurement:
+    """A set at a concurrency: runs[repeat][arm]."""
 
-    prompt: BenchPrompt
-    num_speculative_tokens: int
-    token_ids: list[int]
-    logprobs: list[float] | None
-    finish_reason: str | None
-    ttft_s: float
-    decode_s: float
-    wall_s: float
-    stats: SpecDecodeStats | None
-    error: str | None = None
-
-    def same_output(self, other: Completion) -> bool:
-        """Token ids, and logprobs where kept, equal bit for bit; a failure equals nothing."""
-        return (
-            self.error is None
-            and other.error is None
-            and self.token_ids == other.token_ids
-            and _bits(self.logprobs) == _bits(other.logprobs)
-            and self.finish_reason == other.finish_reason
-        )
+    dataset: str
+    concurrency: int
+    arms: Sequence[Arm]
+    runs: list[list[Run]]
 
 
-def run_arms(
-    llm: LLM,
+def requests(prompts: Sequence[BenchPrompt], concurrency: int) -> list[Conversation]:
+    """The set once, or as often as keeps `concurrency` clients busy for at least two requests each."""
+    wanted = len(prompts) if concurrency == 1 else max(len(prompts), ROUNDS * concurrency)
+    return [Conversation(prompts[i % len(prompts)], i // len(prompts)) for i in range(wanted)]
+
+
+def steps(prompts: Sequence[BenchPrompt], arms: int, concurrency: int, repeats: int) -> int:
+    """How often `measure` reports progress: once per request."""
+    return repeats * arms * sum(1 + len(c.prompt.later_turns) for c in requests(prompts, concurrency))
+
+
+def measure(
+    dataset: str,
     prompts: Sequence[BenchPrompt],
-    arms: Sequence[int],
+    arms: Sequence[Arm],
     params: SamplingParams,
+    *,
+    concurrency: int = 1,
+    repeats: int = 1,
     on_step: Callable[[str], None] = lambda _label: None,
-) -> list[list[Completion]]:
-    """Decode every prompt with every arm (a number of speculative tokens). Result: [prompt][arm].
-
-    The order of the arms turns round from prompt to prompt. Each arm first decodes a few tokens unmeasured.
-    A request that the engine refuses (too long a prompt, say) is a failed completion, not the end of the run.
-    """
-    encoded = [prompt.encode(llm.tokenizer) for prompt in prompts]
-    few = replace(params, max_tokens=WARM_UP_TOKENS, min_tokens=0)
+) -> Measurement:
+    """Run every arm on a set `repeats` times. Each arm first decodes a few tokens unmeasured."""
     for arm in arms:
-        _decode(llm, prompts[0], encoded[0], arm, few)
-    completions: list[list[Completion]] = []
-    for turn, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
-        done: dict[int, Completion] = {}
-        for arm in arms if turn % 2 == 0 else reversed(arms):
-            done[arm] = _decode(llm, prompt, ids, arm, params)
-            on_step(f"prompt {prompt.index}, k = {arm}")
-        completions.append([done[arm] for arm in arms])
-    return completions
+        few = min(
+            params.max_tokens or WARM_UP_TOKENS, ADAPTIVE_WARM_UP_TOKENS if arm.length == "auto" else WARM_UP_TOKENS
+        )
+        short = replace(params, max_tokens=few, min_tokens=0)
+        arm.backend.run(_first_turns(prompts, concurrency), arm.length, short, concurrency, lambda _: None)
+    unit = _by_prompt if concurrency == 1 else _by_set
+    runs = [
+        unit(prompts, arms, params, concurrency, repeat, _told(on_step, dataset, concurrency, repeat))
+        for repeat in range(repeats)
+    ]
+    return Measurement(dataset, concurrency, arms, runs)
 
 
-def _decode(llm: LLM, prompt: BenchPrompt, ids: list[int], arm: int, params: SamplingParams) -> Completion:
-    started = perf_counter()
-    try:
-        output = llm.generate([ids], params, num_speculative_tokens=arm)[0]
-    except PacelineError as error:
-        return Completion(prompt, arm, [], None, None, 0.0, 0.0, 0.0, None, str(error))
-    wall = perf_counter() - started
-    choice, metrics = output.outputs[0], output.metrics
-    return Completion(
-        prompt=prompt,
-        num_speculative_tokens=arm,
-        token_ids=list(choice.token_ids),
-        logprobs=_chosen_logprobs(choice),
-        finish_reason=choice.finish_reason,
-        ttft_s=metrics.time_to_first_token_s,
-        decode_s=metrics.generation_time_s,
-        wall_s=wall,
-        stats=metrics.spec_decode,
-    )
+def _first_turns(prompts: Sequence[BenchPrompt], concurrency: int) -> list[Conversation]:
+    return [
+        Conversation(replace(c.prompt, later_turns=()), c.copy) for c in requests(prompts, concurrency)[:concurrency]
+    ]
 
 
-def _chosen_logprobs(choice: Any) -> list[float] | None:
-    """The raw logprob of each delivered token, or None where the request did not ask for logprobs."""
-    if choice.logprobs is None:
-        return None
-    return [entry.logprob for entry in choice.logprobs]
+def _by_prompt(
+    prompts: Sequence[BenchPrompt],
+    arms: Sequence[Arm],
+    params: SamplingParams,
+    concurrency: int,
+    repeat: int,
+    told: Callable[[Arm], Callable[[Completion], None]],
+) -> list[Run]:
+    """The arms take turns at going first, from prompt to prompt and from repeat to repeat."""
+    runs = [Run() for _ in arms]
+    for turn, prompt in enumerate(prompts):
+        for i in _order(len(arms), turn + repeat):
+            arm = arms[i]
+            runs[i].add(arm.backend.run([Conversation(prompt)], arm.length, params, concurrency, told(arm)))
+    return runs
 
 
-def _bits(logprobs: list[float] | None) -> list[str] | None:
-    """Hex floats: equality of bits, where `==` would call two NaNs different and two zeros equal."""
-    return None if logprobs is None else [value.hex() for value in logprobs]
+def _by_set(
+    prompts: Sequence[BenchPrompt],
+    arms: Sequence[Arm],
+    params: SamplingParams,
+    concurrency: int,
+    repeat: int,
+    told: Callable[[Arm], Callable[[Completion], None]],
+) -> list[Run]:
+    runs = [Run() for _ in arms]
+    for i in _order(len(arms), repeat):
+        arm = arms[i]
+        runs[i] = arm.backend.run(requests(prompts, concurrency), arm.length, params, concurrency, told(arm))
+    return runs
+
+
+def _order(count: int, turn: int) -> list[int]:
+    order = list(range(count))
+    return order if turn % 2 == 0 else order[::-1]
+
+
+def _told(
+    on_step: Callable[[str], None], dataset: str, concurrency: int, repeat: int
+) -> Callable[[Arm], Callable[[Completion], None]]:
+    def of(arm: Arm) -> Callable[[Completion], None]:
+        def done(completion: Completion) -> None:
+            on_step(f"{dataset} c = {concurrency} {arm.name} #{repeat + 1} prompt {completion.prompt.index}")
+
+        return done
+
+    return of

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +18,8 @@ bench_app = typer.Typer(
     help="Measure decoding with and without drafts on prompt sets, arms taken in turns.",
     rich_markup_mode="rich",
 )
+
+DEFAULT_SEQS = 32  # requests that an engine takes at once unless told otherwise
 
 OutputOption = Annotated[
     Path | None,
@@ -45,13 +47,22 @@ def bench(
             "--dataset",
             "-d",
             metavar="SETS",
-            help="Prompt sets, with commas between them: humaneval, gsm8k, mt-bench (first turns), "
-            'or a .jsonl file with rows {"prompt": text} or {"messages": [...]}.',
+            help="Prompt sets, with commas between them: humaneval, gsm8k, mt-bench, a ShareGPT file, or a .jsonl file "
+            'with rows {"prompt": text}, {"turns": [...]} or {"messages": [...]}.',
         ),
     ] = "humaneval,gsm8k,mt-bench",
     num_prompts: Annotated[
         int, typer.Option("--num-prompts", min=1, metavar="N", help="The first N prompts of each set.")
     ] = 20,
+    max_turns: Annotated[
+        int,
+        typer.Option(
+            "--max-turns",
+            min=1,
+            metavar="N",
+            help="Turns of a conversation, each on the model's answer to the one before.",
+        ),
+    ] = 2,
     output_len: Annotated[
         int,
         typer.Option(
@@ -62,19 +73,34 @@ def bench(
         ),
     ] = 128,
     num_speculative_tokens: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--num-speculative-tokens",
             "-k",
             metavar="KS",
-            help="Draft lengths, one arm each, fixed; 0 is plain decoding, which the speed-up refers to.",
+            help="Draft lengths, one arm each: fixed numbers, 0 for plain decoding (which the speed-up refers to), "
+            "auto for the length that is chosen at each step. Default: 0,3,5,7.",
             rich_help_panel=opt.SPECULATION_PANEL,
         ),
-    ] = "0,7",
+    ] = None,
     speculative_config: opt.SpeculativeConfigOption = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", help="Requests at once; this version measures one.")
-    ] = 1,
+        str | None,
+        typer.Option(
+            "--concurrency",
+            "-c",
+            metavar="NS",
+            help="Requests at once, with commas between them. Default: 1, or 1,2,4,8 (above 1 only plain decoding and "
+            "the fastest draft length) when -k is not given either.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int,
+        typer.Option("--repeats", min=1, metavar="N", help="Runs of everything; medians are shown, with their spread."),
+    ] = 3,
+    full: Annotated[
+        bool, typer.Option("--full", help="All draft lengths at concurrency 1,2,4,8,16,32. Takes long.")
+    ] = False,
     temperature: opt.TemperatureOption = 0.0,
     top_p: opt.TopPOption = 1.0,
     top_k: opt.TopKOption = 0,
@@ -98,19 +124,15 @@ def bench(
 ) -> None:
     """Measure decoding with and without drafts.
 
-    Every prompt is decoded by each arm before the next prompt comes, and answers are compared token by token.
+    One request at a time, every prompt is decoded by each arm before the next prompt comes; with several at once, the
+    arms take turns at running a whole set. Answers are compared token by token.
 
     Exit code 1 if an arm's answers differ from plain decoding or a request failed.
     """
     if context.invoked_subcommand is not None:
         _refuse_own_options(context)
         return
-    if concurrency != 1:
-        raise typer.BadParameter(
-            f"{concurrency} is not supported; this version measures one request at a time",
-            param_hint="--concurrency",
-        )
-    arms = opt.parse_ints(num_speculative_tokens, "--num-speculative-tokens", least=0)
+    plan = _Plan.of(num_speculative_tokens, concurrency, full)
     config = opt.parse_speculative_config(speculative_config)
     if temperature > 0 and seed is None:
         raise typer.BadParameter(
@@ -125,9 +147,10 @@ def bench(
         ignore_eos=ignore_eos,
         logprobs=None if save_outputs is None else 0,
     )
-    from paceline.bench import report
+    from paceline.bench import figures, grid, report
+    from paceline.bench.backend import Arm
     from paceline.bench.datasets import UnknownDatasetError, load_dataset
-    from paceline.bench.runner import run_arms
+    from paceline.bench.local import LocalBackend
     from paceline.cli.engine import note, note_long_drafts, open_llm, summary
     from paceline.cli.progress import step_progress
 
@@ -137,18 +160,21 @@ def bench(
     with note("Fetching prompts ..."):
         names = [name.strip() for name in dataset.split(",")]
         try:
-            sets = {name: load_dataset(name, num_prompts) for name in names}
+            sets = {name: load_dataset(name, num_prompts, max_turns) for name in names}
         except UnknownDatasetError as error:
             raise typer.BadParameter(str(error), param_hint="--dataset") from None
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, any(arms), quantization))
-    note_long_drafts(llm, max(arms))
+    seqs = max(DEFAULT_SEQS, *plan.concurrency)
+    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, any(plan.lengths), quantization, seqs))
+    note_long_drafts(llm, max(length for length in (0, *plan.lengths) if length != "auto"))
+    backend = LocalBackend(llm)
+    arms = [Arm(backend, length) for length in plan.lengths]
+    stages = (grid.default_grid if plan.best_only else grid.cross)(arms, plan.concurrency)
     rows: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
-    with step_progress("Measuring", len(arms) * sum(map(len, sets.values()))) as advance:
-        for name, prompts in sets.items():
-            completions = run_arms(llm, prompts, arms, params, partial(_label, advance, name))
-            rows += report.result_rows(name, completions)
-            outputs += report.output_rows(completions, name if len(sets) > 1 else None)
+    with step_progress("Measuring", grid.total_steps(stages, sets, repeats)) as advance:
+        for found, new in grid.run_grid(stages, sets, params, repeats, advance):
+            rows += new
+            outputs += figures.output_rows(found, found.dataset if len(sets) > 1 else None)
     if output is not None:
         report.write_json(output, rows)
     if save_outputs is not None:
@@ -156,23 +182,50 @@ def bench(
     if as_json:
         print(json.dumps(rows))
     else:
-        print(summary(llm, arms))
+        print(summary(llm, [None if length == "auto" else length for length in plan.lengths]))
         _print_table(report.result_table(rows))
-    _fail_on(rows, outputs)
+        for line in report.choice_lines(rows):
+            print(line)
+    for line in report.warning_lines(rows):
+        print(f"Warning: {line}", file=sys.stderr)
+    _fail_on(rows)
 
 
-def _label(advance: Callable[[str], None], name: str, step: str) -> None:
-    advance(f"{name} {step}")
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Draft lengths and concurrency that were asked for; best_only: above concurrency 1 only the fastest length."""
+
+    lengths: list[int | Literal["auto"]]
+    concurrency: list[int]
+    best_only: bool = False
+
+    @classmethod
+    def of(cls, lengths: str | None, concurrency: str | None, full: bool) -> _Plan:
+        from paceline.bench import grid
+
+        if full and (lengths is not None or concurrency is not None):
+            raise typer.BadParameter(
+                "stands for lists of its own; drop it, or -k and --concurrency", param_hint="--full"
+            )
+        if full:
+            return cls(list(grid.FULL_LENGTHS), list(grid.FULL_CONCURRENCY))
+        if lengths is None and concurrency is None:
+            return cls(list(grid.GRID_LENGTHS), list(grid.GRID_CONCURRENCY), best_only=True)
+        return cls(
+            list(grid.GRID_LENGTHS) if lengths is None else opt.parse_lengths(lengths, "--num-speculative-tokens"),
+            [1] if concurrency is None else opt.parse_ints(concurrency, "--concurrency", least=1),
+        )
 
 
-def _fail_on(rows: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
+def _fail_on(rows: list[dict[str, Any]]) -> None:
     """A benchmark whose outputs differ, or that could not run, must not pass for a good one in a script."""
-    failed = next((row["error"] for row in outputs if "error" in row), None)
-    if failed is not None:
-        raise PacelineError(f"{opt.count(sum(row['failed'] for row in rows), 'request')} failed; the first: {failed}")
+    failed = sum(row["failed"] for row in rows)
+    if failed:
+        first = next(w for row in rows if row["failed"] for w in row["warnings"]).removeprefix("a request failed: ")
+        raise PacelineError(f"{opt.count(failed, 'request')} failed; the first: {first}")
     differing = [row for row in rows if row["identical"] is False]
     if differing:
-        where = ", ".join(f"{row['dataset']} k = {row['num_speculative_tokens']}" for row in differing)
+        where = ", ".join(f"{row['dataset']} {row['arm']}" for row in differing)
         raise PacelineError(f"outputs differ between arms ({where}). This is a bug; please report it")
 
 

@@ -31,6 +31,8 @@ def open_llm(options: EngineOptions) -> LLM:
             "threads": options.threads,
             "max_model_len": options.max_model_len,
         }
+        if options.max_num_seqs is not None:
+            arguments["max_num_seqs"] = options.max_num_seqs
         if not options.speculation:
             arguments["speculative_config"] = None
         elif options.speculative_config is not None:

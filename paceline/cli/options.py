@@ -211,6 +211,7 @@ class EngineOptions:
     speculative_config: dict[str, Any] | None = None
     speculation: bool = True
     quantization: Quantization = "none"
+    max_num_seqs: int | None = None
 
 
 def parse_speculative_config(text: str | None) -> dict[str, Any] | None:
@@ -253,6 +254,19 @@ def parse_ints(text: str, option: str, *, least: int) -> list[int]:
             raise typer.BadParameter(f"{value} appears twice in {text!r}", param_hint=option)
         values.append(value)
     return values
+
+
+def parse_lengths(text: str, option: str) -> list[int | Literal["auto"]]:
+    """`"0,7,auto"` -> [0, 7, "auto"]: draft lengths, `auto` being the one that is chosen at each step."""
+    parts = [part.strip() for part in text.split(",")]
+    if parts.count("auto") > 1:
+        raise typer.BadParameter(f"auto appears twice in {text!r}", param_hint=option)
+    fixed = [part for part in parts if part != "auto"]
+    numbers: list[int | Literal["auto"]] = []
+    numbers += parse_ints(",".join(fixed), option, least=0) if fixed else []
+    if "auto" in parts:
+        numbers.insert(parts.index("auto"), "auto")
+    return numbers
 
 
 def sampling_params(**fields: Any) -> SamplingParams:

