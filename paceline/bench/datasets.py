@@ -40,6 +40,10 @@ class BenchPrompt:
     extra: dict[str, Any] = field(default_factory=dict)
     later_turns: tuple[str, ...] = ()
 
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """Token ids of the first turn."""
+        return encode(self.messages, tokenizer, self.index)
+
 
 def encode(messages: list[dict[str, Any]], tokenizer: Tokenizer, index: int = 0) -> list[int]:
     """Prompt token ids under the chat template; a base model gets the lone user message as plain text. index: of the

@@ -69,7 +69,7 @@ def load_factory(path: str) -> Callable[..., Application]:
         raise ConfigError(f"application: {path!r} cannot be imported ({error}); write module:factory") from None
     if not callable(found):
         raise ConfigError(f"application: {path!r} is not callable; name a factory of an ASGI application")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class Replica:
