@@ -11,7 +11,9 @@ from paceline.errors import ConfigError
 from paceline.models.target import TargetModel
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
+from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.drafting import Drafter
+from paceline.speculation.lookup import LookupDrafter
 
 log = logging.getLogger(__name__)
 
@@ -59,32 +61,46 @@ def make_drafter(
     else:
         parsed = SpeculativeConfig.parse(config)
     if parsed.method == "ngram":
-        from paceline.speculation.lookup import LookupDrafter
-
-        low, high, length = parsed.prompt_lookup_min, parsed.prompt_lookup_max, parsed.num_speculative_tokens
-        assert low is not None and high is not None and length is not None
-        return parsed, LookupDrafter(low, high, length)
-    return parsed, _dflash(parsed, target, sampler, allow_longer_drafts)
+        return parsed, _lookup(parsed, parsed.num_speculative_tokens)
+    return parsed, _block_drafter(parsed, target, sampler, allow_longer_drafts)
 
 
-def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool) -> Drafter:
+def _lookup(parsed: SpeculativeConfig, length: int | None) -> LookupDrafter:
+    low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
+    assert low is not None and high is not None and length is not None
+    return LookupDrafter(low, high, length)
+
+
+def _block_drafter(
+    parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool
+) -> DFlashProposer:
+    """A drafter of the DFlash family; the checkpoint says of which kind, and the method must agree."""
     from paceline.models.dflash import load_drafter
-    from paceline.speculation.dflash import DFlashProposer
     from paceline.weights.store import resolve_model
 
     if parsed.model is None:
-        folder = shipped_drafter(target)
+        folder = shipped_drafter(target) if parsed.method == "dflash" else None
         if folder is None:
-            raise ConfigError(f"speculative config: method dflash needs model: no drafter ships for {target.path}")
+            raise ConfigError(
+                f"speculative config: method {parsed.method} needs model: no drafter ships for {target.path}"
+            )
     else:
         folder = resolve_model(parsed.model)
     drafter = load_drafter(folder, target)
-    trained = drafter.config.max_drafts
+    c = drafter.config
+    # dflash checkpoints of DeepSpec are of the dspark class with its heads off
+    plain = c.family == "dspark" and c.markov is None and c.confidence is None
+    if parsed.method != c.family and not (plain and parsed.method == "dflash"):
+        raise ConfigError(
+            f"speculative config: method={parsed.method!r}: {folder} is a {c.family} drafter "
+            f"({', '.join(c.evidence)}); set the method to {c.family!r}"
+        )
+    trained = c.max_drafts
     length = parsed.num_speculative_tokens or trained
     if length > trained:
         message = (
             f"num_speculative_tokens = {length} is more than the {trained} drafts this drafter was trained for "
-            f"(block_size {drafter.config.block_size}); positions beyond them are rarely accepted"
+            f"(block_size {c.block_size}); positions beyond them are rarely accepted"
         )
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")

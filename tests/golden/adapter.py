@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,6 +12,7 @@ import numpy as np
 from sampling import golden_vectors
 
 from paceline import LLM, SamplingParams
+from paceline.models.layouts import recognise
 from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.drafting import Proposal
 
@@ -55,7 +57,8 @@ class NativeSpeculator:
     """A target and its drafter in the native engine's own step loop; see `checks.Speculator`."""
 
     def __init__(self, target: Path, drafter: Path) -> None:
-        self.llm = open_llm(target, {"method": "dflash", "model": str(drafter)})
+        config = json.loads((drafter / "config.json").read_text())
+        self.llm = open_llm(target, {"method": recognise(config, str(drafter)).family, "model": str(drafter)})
         proposer = self.llm.engine.proposer
         assert isinstance(proposer, DFlashProposer), f"{drafter}: drafts come from {proposer}"
         self.recorder = _Recorder(proposer)

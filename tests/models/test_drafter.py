@@ -64,7 +64,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
         ("architectures", {**changed(), "architectures": a})
         for a in (
             ["Qwen3ForCausalLM"],
-            ["DFlash2DraftModel"],
+            ["DFlash3DraftModel"],
+            ["DFlashDraftModel", "DFlash2DraftModel"],
             None,
             [],
             5,
@@ -75,8 +76,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ),
     ("projector_type", changed(projector_type="domino")),
     ("projector_type", {**changed(), "projector_type": "dspark"}),
-    ("sample_from_anchor", changed(sample_from_anchor=True)),
-    ("sample_from_anchor", {**changed(), "sample_from_anchor": True}),
+    ("sample_from_anchor", changed(sample_from_anchor=1)),
+    ("sample_from_anchor", {**changed(), "sample_from_anchor": "no"}),
+    ("conv_group_size", {**changed(), "architectures": ["DFlash2DraftModel"]}),
+    ("markov_rank", {**changed(), "architectures": ["DSparkDraftModel"]}),
     ("shift_label", changed(shift_label=True)),
     ("causal_head", changed(causal_head=True)),
     ("attention_sink_bias", changed(attention_sink_bias=True)),
