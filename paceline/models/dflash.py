@@ -1,7 +1,7 @@
 """The DFlash drafter (arXiv 2602.06036): a small block-diffusion decoder that reads the target's hidden features.
 
-A block is [anchor, mask, mask, ...]; slot k predicts the token at its own position ("fill-in") or, in relatives, the one
-behind it ("anchor first"). Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target rows
+A block is [anchor, mask, mask, ...]; slot k predicts the token at its own position ("fill-in") or, in relatives, the
+one behind it ("anchor first"). Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target rows
 and are kept; those of the block are thrown away after each draft. `layouts` and `drafter_config` read the packagings of
 the family; `dspark` and `dflash2` are this network with more heads.
 """

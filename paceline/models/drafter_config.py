@@ -173,9 +173,10 @@ def _heads(reader: ConfigReader, layout: Layout, hidden: int) -> dict[str, Any]:
         return {}
     speculators = layout.packaging == "speculators"  # its own defaults are part of the format
     rank = reader.integer("markov_rank", 256 if speculators else None, least=0, most=1 << 16)
-    kind = reader.config.get("markov_head_type")
-    kind = "vanilla" if kind is None and (speculators or not rank) else kind
-    if rank and kind not in MARKOV_KINDS:
+    stated = reader.config.get("markov_head_type")
+    stated = "vanilla" if stated is None and (speculators or not rank) else stated
+    kind = next((kind for kind in MARKOV_KINDS if kind == stated), None)
+    if rank and kind is None:
         raise reader.fail("markov_head_type", f"must be one of {', '.join(MARKOV_KINDS)}")
     confidence = None
     if reader.flag("enable_confidence_head", speculators):
@@ -183,7 +184,7 @@ def _heads(reader: ConfigReader, layout: Layout, hidden: int) -> dict[str, Any]:
         if with_markov and not rank:
             raise reader.fail("confidence_head_with_markov", "needs a Markov head; markov_rank is 0")
         confidence = rank if with_markov else 0
-    return {"markov": MarkovConfig(rank, kind) if rank else None, "confidence": confidence}
+    return {"markov": MarkovConfig(rank, kind) if rank and kind else None, "confidence": confidence}
 
 
 def misfit(c: DFlashConfig, t: DecoderConfig) -> tuple[str, Any, Any] | None:

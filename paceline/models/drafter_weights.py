@@ -69,7 +69,6 @@ def all_finite(values: np.ndarray) -> bool:
     return all(int((bits[i : i + step] & mask).max()) < limit for i in range(0, len(bits), step))
 
 
-
 def read_draft_ids(checkpoint: Checkpoint, size: int, vocab_size: int) -> np.ndarray:
     """Target ids int64 [size] of the rows of a reduced head: `d2t` holds offsets, id = row + d2t[row].
 

@@ -104,7 +104,8 @@ def recognise(config: dict[str, Any], where: str) -> Layout:
     if config.get("speculators_model_type") is not None:
         return _speculators(config, where)
     names = config.get("architectures")
-    known = [name for name in names if name in ARCHITECTURES] if _is_names(names) else []
+    stated = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+    known = [name for name in stated if name in ARCHITECTURES]
     if len(known) != 1:
         raise ConfigError(
             f"{where}: architectures = {shown(names)} is not a drafter this version loads; seen: {_seen(config)}; "
@@ -172,10 +173,6 @@ def _check_family(family: Family, fields: dict[str, Any], where: str) -> None:
 def _seen(config: dict[str, Any]) -> str:
     seen = [f"{name} = {shown(config[name])}" for name in TELLTALE if name in config]
     return ", ".join(seen) or f"none of {', '.join(TELLTALE)}"
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(a, str) for a in value)
 
 
 # ---- speculators

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,27 +45,35 @@ def convert(
     """
     if dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"dtype {dtype!r}: convert writes 'bfloat16' or 'float32'")
-    destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ConfigError(f"{destination}: exists already; give a new folder or an empty one")
     with open_checkpoint(source) as checkpoint:
         if not isinstance(checkpoint, GGUFCheckpoint):
             raise CheckpointError(f"{source}: convert reads GGUF files; this is a Hugging Face folder already")
         tokenizer = load_tokenizer(checkpoint)
-        try:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
-        except OSError as error:
-            raise ConfigError(f"{destination}: cannot be created: {error.strerror}") from error
-        try:
+        with new_folder(destination) as staging:
             _write(checkpoint, tokenizer, staging, dtype, progress)
-            staging.chmod(0o755)
-            os.replace(staging, destination)
-        except OSError as error:
-            raise ConfigError(f"{destination}: cannot be written: {error.strerror}") from error
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
-    return destination
+    return Path(destination)
+
+
+@contextmanager
+def new_folder(destination: str | Path) -> Iterator[Path]:
+    """A folder to fill that takes the name `destination` (new, or an empty folder) when the block ends without an
+    error; else nothing remains of it. Raises ConfigError."""
+    destination = Path(destination)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConfigError(f"{destination}: exists already; give a new folder or an empty one")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", dir=destination.parent))
+    except OSError as error:
+        raise ConfigError(f"{destination}: cannot be created: {error.strerror}") from error
+    try:
+        yield staging
+        staging.chmod(0o755)
+        os.replace(staging, destination)
+    except OSError as error:
+        raise ConfigError(f"{destination}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _write(
@@ -79,9 +88,9 @@ def _write(
     with (folder / "model.safetensors").open("wb") as file:
         write_safetensors(file, rows, _tensors(checkpoint, dtype, progress))
     config = {**checkpoint.config, "torch_dtype": dtype}
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None}
-    _write_json(folder / "generation_config.json", ids)
+    write_json(folder / "generation_config.json", ids)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {
         # Takes tokenizer.json as it is; the model's own class would rebuild the pre-tokenizer.
@@ -95,7 +104,7 @@ def _write(
         settings["chat_template"] = templates["default"]
     elif templates:
         settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _tensors(
@@ -111,5 +120,6 @@ def _tensors(
             progress("writing model.safetensors", done, total)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A JSON object as a file that people can read."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
