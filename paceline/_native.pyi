@@ -332,3 +332,44 @@ def dequantize_bf16(
     """
     Convert stored blocks (uint8 [bytes]) into dst (bfloat16 bits as uint16 [elements]); the GIL is released.
     """
+
+class MarkovHead:
+    """DSpark's sequential head over the slots of draft blocks."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        isa: str,
+        f32: bool,
+        w1: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        w2: Packed,
+        inner: NDArray[numpy.float32] | None = None,
+        recurrent: bool = False,
+        confidence: NDArray[numpy.float32] | None = None,
+        has_confidence: bool = False,
+        max_sequences: int = 512,
+    ) -> None:
+        """
+        w1: float32 or uint16 (bfloat16 bits) [vocabulary, r]. w2: Packed [columns, r]. inner: float32 [r, r] for a
+        gated head, [3 r, 2 r] for a recurrent one. confidence: float32 [r], the weights of the token.
+        """
+
+    @property
+    def features(self) -> int:
+        """Columns of what `draft` takes as features."""
+
+    def draft(
+        self,
+        logits: NDArray[numpy.float32],
+        features: NDArray[numpy.float32],
+        anchors: Sequence[int],
+        counts: Sequence[int],
+        states: Sequence[SamplingState],
+        id_map: IdMap | None = None,
+        probs: bool = False,
+    ) -> tuple[list[int], list[float], NDArray[numpy.float32] | None]:
+        """
+        Draw all slots. Rows are ordered by slot, then by sequence; counts never rise. logits: float32 [slots,
+        columns], biased in place. Returns (target ids, confidence logits or [], float32 [slots, columns]
+        distributions or None); with probs, drawn with the drafter's own noise, else with the target's.
+        """

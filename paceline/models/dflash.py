@@ -1,9 +1,9 @@
 """The DFlash drafter (arXiv 2602.06036): a small block-diffusion decoder that reads the target's hidden features.
 
 A block is [anchor, mask, mask, ...]; slot k predicts the token at its own position ("fill-in") or, in relatives, the
-one behind it ("anchor first"). Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target rows
-and are kept; those of the block are thrown away after each draft. `layouts` and `drafter_config` read the packagings of
-the family; `dspark` and `dflash2` are this network with more heads.
+one behind it ("anchor first"). Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target
+rows and are kept; those of the block are thrown away after each draft. `layouts` and `drafter_config` read the
+packagings of the family; `dspark` and `dflash2` are this network with more heads.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class DFlashDrafter:
         self.max_rows = max_rows or target.max_rows
         heads = DraftHeads(checkpoint, config, target)
         self.head_rows = heads.rows
+        self.head_order = heads.order
         self.draft_vocab = heads.columns  # columns of the draft logits
         self.weights = self._load(checkpoint, heads)
         self._context_plan = self._build_context()
@@ -224,6 +225,14 @@ def load_drafter(path: str | Path, target: TargetModel) -> DFlashDrafter:
     """Open a drafter folder of any family and pair it with a target. Raises ConfigError or CheckpointError."""
     checkpoint = open_checkpoint(path)
     config = read_drafter_config(checkpoint.config, str(checkpoint.path))
-    if config.family != "dflash":
-        raise ConfigError(f"{checkpoint.path}: family {config.family} is not built")
-    return DFlashDrafter(checkpoint, target, config)
+    return _class_of(config)(checkpoint, target, config)
+
+
+def _class_of(config: DFlashConfig) -> type[DFlashDrafter]:
+    if config.family == "dspark":
+        from paceline.models.dspark import DSparkDrafter
+
+        return DSparkDrafter
+    if config.family == "dflash2":
+        raise ConfigError("dflash2 is not built")
+    return DFlashDrafter

@@ -106,14 +106,15 @@ class DraftHeads:
             )
         vocab = target.vocab_size
         self.rows = read_head_rows(folder, vocab)
-        self._ids: np.ndarray | None = None
+        self.order: np.ndarray | None = None  # which row of the checkpoint's reduced head each column is
         if c.draft_vocab_size is not None:
             if self.rows is not None:
                 raise CheckpointError(f"{folder / HEAD_ROWS_FILE}: the checkpoint has d2t already; remove one of them")
-            self._ids = read_draft_ids(checkpoint, c.draft_vocab_size, vocab)
-            self.rows = np.sort(self._ids).astype(np.int32)
+            ids = read_draft_ids(checkpoint, c.draft_vocab_size, vocab)
+            self.order = np.argsort(ids)
+            self.rows = ids[self.order].astype(np.int32)
         copies = c.packaging != "z-lab"  # where there is no such tensor by definition, one is a mistake
-        self.own_head = self._ids is not None or (copies and self._differs(HEAD))
+        self.own_head = self.order is not None or (copies and self._differs(HEAD))
         self.own_embed = copies and self._differs(EMBED)
 
     @property
@@ -139,8 +140,8 @@ class DraftHeads:
 
     def head(self, loader: WeightLoader) -> Any:
         hidden, vocab = self.config.decoder.hidden_size, self.target.vocab_size
-        if self._ids is not None:
-            return loader.rows(HEAD, len(self._ids), hidden, np.argsort(self._ids))
+        if self.order is not None:
+            return loader.rows(HEAD, len(self.order), hidden, self.order)
         if self.own_head:
             rows = np.arange(vocab) if self.rows is None else self.rows
             return loader.rows(HEAD, vocab, hidden, rows)

@@ -56,6 +56,16 @@ class WeightLoader:
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
         return values if self.f32 else values.view(np.uint16)
 
+    def matrix(self, name: str, n: int, k: int) -> np.ndarray:
+        """A small matrix [n, k] as fp32, to be taken apart."""
+        return self._load(name, (n, k), "float32")
+
+    def packed_array(self, values: np.ndarray) -> Any:
+        """An fp32 matrix [n, k] packed in the loader's precision."""
+        weight = _native.Packed(self.arena, len(values), values.shape[1], self.f32, False)
+        weight.fill(np.ascontiguousarray(values, np.float32))
+        return weight
+
     def rows(self, name: str, n: int, k: int, rows: np.ndarray) -> Any:
         """Some rows of a [n, k] matrix, packed in the order given."""
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")[rows]

@@ -19,6 +19,7 @@ using namespace paceline;
 
 void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
+void register_markov_head(nb::module_& m);
 
 namespace {
 
@@ -375,4 +376,5 @@ NB_MODULE(_native, m) {
 
   register_sampling(m);
   register_dequant(m);
+  register_markov_head(m);
 }

@@ -76,6 +76,8 @@ def _block_drafter(
 ) -> DFlashProposer:
     """A drafter of the DFlash family; the checkpoint says of which kind, and the method must agree."""
     from paceline.models.dflash import load_drafter
+    from paceline.models.dspark import DSparkDrafter
+    from paceline.speculation.dspark import DSparkProposer
     from paceline.weights.store import resolve_model
 
     if parsed.model is None:
@@ -105,4 +107,6 @@ def _block_drafter(
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")
         log.warning("%s", message)
+    if isinstance(drafter, DSparkDrafter):
+        return DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
     return DFlashProposer(drafter, length, sampler)
