@@ -151,6 +151,19 @@ class Plan:
         softcap: float = 0.0,
     ) -> None: ...
     def copy(self, input: int, out: int, width: int, offset: int = 0) -> None: ...
+    def local_conv(
+        self,
+        input: int,
+        out: int,
+        delta: int,
+        base: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        group: int,
+        offset: int = 0,
+        add: bool = False,
+        norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        eps: float = 0.0,
+    ) -> None: ...
     def forward(
         self,
         cache: KVCache | None,
@@ -372,4 +385,32 @@ class MarkovHead:
         Draw all slots. Rows are ordered by slot, then by sequence; counts never rise. logits: float32 [slots,
         columns], biased in place. Returns (target ids, confidence logits or [], float32 [slots, columns]
         distributions or None); with probs, drawn with the drafter's own noise, else with the target's.
+        """
+
+class CandidateSelector:
+    """DFlash 2's walk through the best tokens of each slot."""
+
+    def __init__(
+        self,
+        predecessors: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        successors: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        top_k: int,
+    ) -> None:
+        """
+        predecessors, successors: float32 or uint16 (bfloat16 bits) [vocabulary, r].
+        """
+
+    def draft(
+        self,
+        logits: NDArray[numpy.float32],
+        features: NDArray[numpy.float32],
+        anchors: Sequence[int],
+        counts: Sequence[int],
+        states: Sequence[SamplingState],
+        probs: bool = False,
+    ) -> tuple[list[int], NDArray[numpy.int32], NDArray[numpy.float32], NDArray[numpy.float32] | None]:
+        """
+        Draw all slots, one sequence after the other. logits: float32 [slots, vocabulary]; features: float32
+        [slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing order, their scores float32, and with
+        probs the float32 distributions drawn from with the drafter's own noise, else None).
         """

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from paceline import _native
-from paceline.errors import ConfigError
 from paceline.models.decoder import LayerWeights, add_layer, declare_buffers, load_layer
 from paceline.models.drafter_config import HEAD_ROWS_FILE, DFlashConfig, check_pairing, read_drafter_config
 from paceline.models.drafter_weights import DraftHeads, FiniteLoader, all_finite
@@ -234,5 +233,7 @@ def _class_of(config: DFlashConfig) -> type[DFlashDrafter]:
 
         return DSparkDrafter
     if config.family == "dflash2":
-        raise ConfigError("dflash2 is not built")
+        from paceline.models.dflash2 import DFlash2Drafter
+
+        return DFlash2Drafter
     return DFlashDrafter

@@ -39,18 +39,18 @@ class DSparkDrafter(DFlashDrafter):
         side, biases = [], []  # what reads the hidden state
         inner = None
         if kind == "gated":  # input order: hidden state, token
-            weight = loader.matrix(f"{GATE}.weight", rank, hidden + rank)
+            weight = loader.array(f"{GATE}.weight", (rank, hidden + rank))
             inner = np.ascontiguousarray(weight[:, hidden:])
             side.append(weight[:, :hidden])
             biases.append(loader.vector(f"{GATE}.bias", rank))
         elif kind == "rnn":  # input order: state, token, hidden state; output order: gate, candidate, output
-            weight = loader.matrix(f"{JOINT}.weight", 3 * rank, 2 * rank + hidden)
+            weight = loader.array(f"{JOINT}.weight", (3 * rank, 2 * rank + hidden))
             inner = np.ascontiguousarray(weight[:, : 2 * rank])
             side.append(weight[:, 2 * rank :])
             biases.append(loader.vector(f"{JOINT}.bias", 3 * rank))
         of_token = None
         if c.confidence is not None:
-            weight = loader.matrix(f"{CONFIDENCE}.weight", 1, hidden + c.confidence)
+            weight = loader.array(f"{CONFIDENCE}.weight", (1, hidden + c.confidence))
             of_token = np.ascontiguousarray(weight[0, hidden:]) if c.confidence else None
             side.append(weight[:, :hidden])
             biases.append(loader.vector(f"{CONFIDENCE}.bias", 1))

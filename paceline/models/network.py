@@ -56,9 +56,9 @@ class WeightLoader:
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
         return values if self.f32 else values.view(np.uint16)
 
-    def matrix(self, name: str, n: int, k: int) -> np.ndarray:
-        """A small matrix [n, k] as fp32, to be taken apart."""
-        return self._load(name, (n, k), "float32")
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A small tensor as fp32, not packed."""
+        return self._load(name, shape, "float32")
 
     def packed_array(self, values: np.ndarray) -> Any:
         """An fp32 matrix [n, k] packed in the loader's precision."""
@@ -156,6 +156,9 @@ class Network:
 
     def attention(self, source: str, out: str, **options: Any) -> None:
         self.plan.attention(self[source], self[out], **options)
+
+    def local_conv(self, source: str, out: str, delta: str, **options: Any) -> None:
+        self.plan.local_conv(self[source], self[out], self[delta], **options)
 
     def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
         self.plan.copy(self[source], self[out], width, offset)

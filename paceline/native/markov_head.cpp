@@ -228,12 +228,13 @@ class MarkovHead {
 void register_markov_head(nb::module_& m) {
   using paceline::MarkovHead;
   nb::class_<MarkovHead>(m, "MarkovHead", "DSpark's sequential head over the slots of draft blocks.")
-      .def(nb::init<std::shared_ptr<paceline::ThreadPool>, const std::string&, bool, nb::object, nb::object,
-                    const std::optional<paceline::Matrix>&, bool, const std::optional<paceline::Vector>&, bool, int>(),
-           "pool"_a, "isa"_a, "f32"_a, "w1"_a, "w2"_a, "inner"_a = nb::none(), "recurrent"_a = false,
-           "confidence"_a = nb::none(), "has_confidence"_a = false, "max_sequences"_a = 512,
-           "w1: float32 or uint16 (bfloat16 bits) [vocabulary, r]. w2: Packed [columns, r]. inner: float32 [r, r] for a "
-           "gated head, [3 r, 2 r] for a recurrent one. confidence: float32 [r], the weights of the token.")
+      .def(
+          nb::init<std::shared_ptr<paceline::ThreadPool>, const std::string&, bool, nb::object, nb::object,
+                   const std::optional<paceline::Matrix>&, bool, const std::optional<paceline::Vector>&, bool, int>(),
+          "pool"_a, "isa"_a, "f32"_a, "w1"_a, "w2"_a, "inner"_a = nb::none(), "recurrent"_a = false,
+          "confidence"_a = nb::none(), "has_confidence"_a = false, "max_sequences"_a = 512,
+          "w1: float32 or uint16 (bfloat16 bits) [vocabulary, r]. w2: Packed [columns, r]. inner: float32 [r, r] for a "
+          "gated head, [3 r, 2 r] for a recurrent one. confidence: float32 [r], the weights of the token.")
       .def_prop_ro("features", &MarkovHead::features, "Columns of what `draft` takes as features.")
       .def("draft", &MarkovHead::draft, "logits"_a.noconvert(), "features"_a, "anchors"_a, "counts"_a, "states"_a,
            "id_map"_a = nb::none(), "probs"_a = false,

@@ -76,7 +76,9 @@ def _block_drafter(
 ) -> DFlashProposer:
     """A drafter of the DFlash family; the checkpoint says of which kind, and the method must agree."""
     from paceline.models.dflash import load_drafter
+    from paceline.models.dflash2 import DFlash2Drafter
     from paceline.models.dspark import DSparkDrafter
+    from paceline.speculation.dflash2 import DFlash2Proposer
     from paceline.speculation.dspark import DSparkProposer
     from paceline.weights.store import resolve_model
 
@@ -109,4 +111,6 @@ def _block_drafter(
         log.warning("%s", message)
     if isinstance(drafter, DSparkDrafter):
         return DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
+    if isinstance(drafter, DFlash2Drafter):
+        return DFlash2Proposer(drafter, length, sampler)
     return DFlashProposer(drafter, length, sampler)

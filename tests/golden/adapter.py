@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +15,7 @@ from sampling import golden_vectors
 from paceline import LLM, SamplingParams
 from paceline.models.layouts import recognise
 from paceline.speculation.dflash import DFlashProposer, Drawn
+from paceline.speculation.dflash2 import DFlash2Proposer
 from paceline.speculation.drafting import Proposal
 from paceline.speculation.dspark import DSparkProposer
 
@@ -135,7 +137,12 @@ class _Recorder:
             drawn.append(draw(*arguments))
             return drawn[-1]
 
-        with _replaced(self.inner.drafter, "draft_logits", noting), _replaced(self.inner, draw.__name__, noting_draw):
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(self.inner.drafter, "draft_logits", noting))
+            stack.enter_context(_replaced(self.inner, draw.__name__, noting_draw))
+            if isinstance(self.inner, DFlash2Proposer):
+                selector = _NotingSelector(self.inner.drafter.selector, tensors)
+                stack.enter_context(_replaced(self.inner.drafter, "selector", selector))
             proposal = self.inner.propose(sequences, limits)
         (sequence,), (verified,), (logits,) = sequences, proposal.drafts, seen
         anchor = len(sequence.token_ids) - 1
@@ -163,10 +170,30 @@ class _replaced:
         self.owner, self.name, self.value = owner, name, value
 
     def __enter__(self) -> None:
+        self.before = vars(self.owner).get(self.name, self)
         setattr(self.owner, self.name, self.value)
 
     def __exit__(self, *_: object) -> None:
-        delattr(self.owner, self.name)
+        if self.before is self:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class _NotingSelector:
+    """DFlash 2's selector, with what it scored."""
+
+    def __init__(self, inner: Any, tensors: dict[str, np.ndarray]) -> None:
+        self.inner, self.tensors = inner, tensors
+
+    def draft(self, *arguments: Any) -> Any:
+        tokens, ids, scores, probs = self.inner.draft(*arguments)
+        self.tensors |= {
+            "selector_candidates": ids,
+            "selector_scores": scores,
+            "selector_path": np.array(tokens),
+        }
+        return tokens, ids, scores, probs
 
 
 def _greedy(count: int, stop: list[int] | None = None) -> SamplingParams:

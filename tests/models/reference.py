@@ -168,25 +168,47 @@ class DrafterReference(Reference):
 
     def draft_logits(self, taps: np.ndarray, anchor: int, drafts: int) -> np.ndarray:
         """Logits [drafts, V] of the mask slots behind `anchor`, whose position is len(taps)."""
+        return self.head_logits(self.block(taps, anchor, drafts + 1)[1:])
+
+    def head_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Logits of slots [n, H] behind the final norm, with multiplier and cap."""
+        head = self.w.get("lm_head.weight", self.target.w.get("lm_head.weight"))
+        head = self.target.w["model.embed_tokens.weight"] if head is None else head
+        logits = hidden @ head.T * self.settings.get("output_multiplier", 1.0)
+        cap = self.settings.get("final_logit_softcapping", 0.0)
+        return cap * np.tanh(logits / cap) if cap else logits
+
+    def mix_input(self, y: np.ndarray, name: str) -> np.ndarray:
+        """What a sublayer reads of its normed rows."""
+        return y
+
+    def mix_output(self, y: np.ndarray, out: np.ndarray, name: str) -> np.ndarray:
+        """What a sublayer adds, given its normed rows and its output."""
+        return out
+
+    def block(self, taps: np.ndarray, anchor: int, slots: int) -> np.ndarray:
+        """Hidden states [slots, H] behind the final norm of [anchor, mask, ...]; the anchor's position is len(taps)."""
         n = len(taps)
-        context_at, block_at = np.arange(n), np.arange(n, n + drafts + 1)
+        context_at, block_at = np.arange(n), np.arange(n, n + slots)
         context = rms_norm(self.linear(taps, "fc"), self.w["hidden_norm.weight"], self.eps)
-        embedding = self.target.w["model.embed_tokens.weight"]
-        x = embedding[[anchor] + [self.settings["mask_token_id"]] * drafts]
+        embedding = self.w.get("embed_tokens.weight", self.target.w["model.embed_tokens.weight"])
+        x = embedding[[anchor] + [self.settings["mask_token_id"]] * (slots - 1)]
         x = x * self.settings.get("input_embedding_scale", 1.0)
         keys_at = np.concatenate([context_at, block_at])
         for i, window in enumerate(self.windows):
             prefix = f"layers.{i}"
-            h = rms_norm(x, self.w[f"{prefix}.input_layernorm.weight"], self.eps)
+            y = rms_norm(x, self.w[f"{prefix}.input_layernorm.weight"], self.eps)
+            h = self.mix_input(y, f"{prefix}.attention_conv")
             q = self.project(h, prefix, block_at, "q")
             k, v = (
                 np.concatenate([self.project(context, prefix, context_at, w), self.project(h, prefix, block_at, w)])
                 for w in "kv"
             )
             seen = visible(block_at, keys_at, causal=self.causal[i], window=window)
-            x = x + self.linear(attention(q, k, v, seen).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
-            x = x + self.mlp(x, prefix)
-        head = self.target.w.get("lm_head.weight", embedding)
-        logits = rms_norm(x, self.w["norm.weight"], self.eps)[1:] @ head.T * self.settings.get("output_multiplier", 1.0)
-        cap = self.settings.get("final_logit_softcapping", 0.0)
-        return cap * np.tanh(logits / cap) if cap else logits
+            out = self.linear(attention(q, k, v, seen).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
+            x = x + self.mix_output(y, out, f"{prefix}.attention_conv")
+            y = rms_norm(x, self.w[f"{prefix}.post_attention_layernorm.weight"], self.eps)
+            h = self.mix_input(y, f"{prefix}.mlp_conv")
+            gate, up = self.linear(h, f"{prefix}.mlp.gate_proj"), self.linear(h, f"{prefix}.mlp.up_proj")
+            x = x + self.mix_output(y, self.linear(silu(gate) * up, f"{prefix}.mlp.down_proj"), f"{prefix}.mlp_conv")
+        return rms_norm(x, self.w["norm.weight"], self.eps)
