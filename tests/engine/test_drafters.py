@@ -11,6 +11,7 @@ from models.relatives import Spark, Walk, write_spark, write_walk
 from models.tiny import Draft, Shape, write_drafter, write_target
 
 from paceline import LLM, SamplingParams
+from paceline.speculation.dspark import DSparkProposer
 
 from .harness import assert_idle, assert_same, assert_stats, watched
 from .test_dflash import PARAMS, chi_square_p, joint
@@ -163,3 +164,70 @@ def test_samples_follow_the_model(tmp_path, name, sampler, temperature, top_k, s
     off = joint(llm, prompt, 3, temperature * 1.35, top_k)
     assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
     assert_idle(llm)
+
+
+# ---- confidence
+
+
+def test_text_is_the_same_when_confidence_decides_what_is_verified(target, configs):
+    """Variable lengths, chosen from costs and confidence: as plain decoding, greedy and sampled."""
+    plain = open_llm(target, None)
+    batch = prompts(5, 70, 1, 33)
+    want = [plain.generate(p, params)[0] for p, params in zip(batch, PARAMS, strict=True)]
+    for name in ("vanilla", "gated", "confidence alone"):
+        llm = open_llm(target, configs[name], adaptive=True, max_num_seqs=4)
+        lengths = llm.engine.lengths
+        assert lengths.whole
+        # costs that make it worth while, whatever this machine is busy with
+        lengths.verify.observe = lambda *_: None  # type: ignore[method-assign]
+        lengths.draft.observe = lambda *_: None  # type: ignore[method-assign]
+        lengths.verify.preset({rows: 1.0 + 0.06 * rows for rows in range(1, 80)})
+        lengths.draft.preset({rows: 0.05 for rows in range(1, 80)})
+        verified: set[int] = set()
+        inner = lengths.trim
+
+        def noting(requests: Any, drafts: Any, chances: Any, others: int = 0, inner: Any = inner) -> None:
+            inner(requests, drafts, chances, others)
+            verified.update(map(len, drafts))  # noqa: B023 (called in this turn of the loop alone)
+
+        lengths.trim = noting  # type: ignore[method-assign]
+        for mine, his in zip(llm.generate(batch, PARAMS), want, strict=True):
+            assert_same(mine, his, name)
+            assert_stats(mine)
+        assert len(verified) > 2, "lengths vary"
+        assert_idle(llm)
+
+
+def test_calibration_changes_what_is_verified_and_not_the_text(tmp_path, target):
+    folder = write_spark(tmp_path, TARGET, KINDS["vanilla"])  # type: ignore[arg-type]
+    config = {"method": "dspark", "model": str(folder)}
+    params = SamplingParams(temperature=0.0, max_tokens=40, seed=0, ignore_eos=True)
+    before = open_llm(target, config).generate(prompts(20)[0], params)[0]
+    (folder / "confidence_calibration.json").write_text('{"temperatures": [3.0, 0.5]}')
+    llm = open_llm(target, config)
+    proposer = llm.engine.proposer
+    assert isinstance(proposer, DSparkProposer) and proposer.calibration.temperatures == (3.0, 0.5)
+    assert_same(llm.generate(prompts(20)[0], params)[0], before, "calibrated")
+
+
+def test_confidence_is_fitted_to_what_was_kept(tmp_path, target):
+    """`train calibrate` on a running engine: every draft is verified whole, and its outcome counted."""
+    from paceline.train.calibrate import record
+
+    config = {"method": "dspark", "model": str(write_spark(tmp_path, TARGET, KINDS["vanilla"]))}  # type: ignore[arg-type]
+    llm = LLM(target, threads=1, dtype="float32", speculative_config=config)
+    policy = llm.engine.lengths
+    blocks = record(llm, prompts(5, 40, 9, 17), max_tokens=40, temperature=1.0)
+    assert llm.engine.lengths is policy
+    assert len(blocks) > 20 and any(a for _, a in blocks)
+    assert all(0 <= accepted <= len(logits) <= 8 for logits, accepted in blocks)
+    assert max(len(logits) for logits, _ in blocks) == 8
+
+
+def test_drafters_without_confidence_cannot_be_calibrated(target, configs):
+    from paceline.train.calibrate import record
+    from paceline.train.errors import TrainError
+
+    llm = open_llm(target, configs["dflash2"])
+    with pytest.raises(TrainError, match="no confidence head"):
+        record(llm, prompts(5), max_tokens=10, temperature=0.0)

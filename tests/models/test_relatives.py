@@ -54,7 +54,7 @@ class Text:
 
 def texts(proposer: DFlashProposer, target: TargetModel, lengths: list[int]) -> list[Text]:
     """Sequences of so many tokens, the anchor included, whose context the drafter has seen."""
-    proposer.bind(64)
+    proposer.bind(64, 8)
     out, first = [], 0
     for i, length in enumerate(lengths):
         ids = np.random.default_rng(i).integers(0, SHAPE.vocab, length).tolist()
@@ -95,7 +95,7 @@ SPARKS = {
 
 @pytest.mark.parametrize("name", SPARKS)
 def test_dspark_drafts_follow_the_definition(tmp_path, target, reference, name):
-    """Tokens, biased logits and confidence, at contexts of 1 token to 8 windows, alone and in one batch of mixed lengths."""
+    """Tokens, biased logits and confidence, at contexts of 1 token to 8 windows, alone and in one mixed batch."""
     d = SPARKS[name]
     drafter = load_drafter(write_spark(tmp_path, SHAPE, d), target)
     proposer = DSparkProposer(drafter, drafter.config.max_drafts)
