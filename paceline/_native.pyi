@@ -414,3 +414,16 @@ class CandidateSelector:
         [slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing order, their scores float32, and with
         probs the float32 distributions drawn from with the drafter's own noise, else None).
         """
+
+def draft_step(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    drafts: Sequence[Sequence[int]],
+    id_map: IdMap | None = None,
+    probs: NDArray[numpy.float32] | None = None,
+) -> list[int]:
+    """
+    The next draft of each sequence (target ids). logits: float32 [sequences, columns], seeing drafts[i] behind the
+    committed tokens. probs: float32 like logits, to be filled with the distributions drawn from with the drafter's
+    own noise; None: drawn with the target's.
+    """

@@ -21,6 +21,7 @@ void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
 void register_markov_head(nb::module_& m);
 void register_candidate_selector(nb::module_& m);
+void register_draft_step(nb::module_& m);
 
 namespace {
 
@@ -402,4 +403,5 @@ NB_MODULE(_native, m) {
   register_dequant(m);
   register_markov_head(m);
   register_candidate_selector(m);
+  register_draft_step(m);
 }

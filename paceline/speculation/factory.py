@@ -12,8 +12,12 @@ from paceline.models.target import TargetModel
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.dflash import DFlashProposer
+from paceline.speculation.draft_model import DraftModelProposer
 from paceline.speculation.drafting import Drafter
-from paceline.speculation.lookup import LookupDrafter
+from paceline.speculation.hybrid import HybridProposer
+from paceline.speculation.ngram import NgramProposer
+from paceline.values import shown
+from paceline.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -61,14 +65,67 @@ def make_drafter(
     else:
         parsed = SpeculativeConfig.parse(config)
     if parsed.method == "ngram":
+        assert parsed.num_speculative_tokens is not None
         return parsed, _lookup(parsed, parsed.num_speculative_tokens)
-    return parsed, _block_drafter(parsed, target, sampler, allow_longer_drafts)
+    make = _draft_model if parsed.method == "draft_model" else _block_drafter
+    drafter = make(parsed, target, sampler, allow_longer_drafts)
+    if parsed.prompt_lookup_min is None:
+        return parsed, drafter
+    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts), drafter, sampler)
 
 
-def _lookup(parsed: SpeculativeConfig, length: int | None) -> LookupDrafter:
+def _lookup(parsed: SpeculativeConfig, length: int) -> NgramProposer:
     low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
-    assert low is not None and high is not None and length is not None
-    return LookupDrafter(low, high, length)
+    assert low is not None and high is not None
+    return NgramProposer(low, high, length)
+
+
+def _draft_model(
+    parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool
+) -> DraftModelProposer:
+    """A smaller model with the target's tokenizer."""
+    from paceline.models.layouts import is_drafter, recognise
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    assert parsed.model is not None and parsed.num_speculative_tokens is not None
+    checkpoint = open_checkpoint(resolve_model(parsed.model))
+    if is_drafter(checkpoint.config):
+        family = recognise(checkpoint.config, str(checkpoint.path)).family
+        raise ConfigError(
+            f"speculative config: method='draft_model': {checkpoint.path} is no model of its own but a {family} "
+            f"drafter; set the method to {family!r}"
+        )
+    check_vocabulary(checkpoint, target)
+    model = TargetModel(
+        checkpoint, dtype=target.dtype, threads=target.threads, isa=target.isa, max_rows=target.max_rows
+    )
+    return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
+
+
+def check_vocabulary(checkpoint: Checkpoint, target: TargetModel) -> None:
+    """Refuse a draft model whose token ids mean something else. Raises ConfigError.
+
+    Models of a family differ in how far they pad their vocabulary; ids that both tokenizers know must be the same
+    tokens.
+    """
+    from paceline.tokenizer import load_tokenizer
+
+    mine, theirs = load_tokenizer(checkpoint).backend, load_tokenizer(target.checkpoint).backend
+    tokens = {i: token for token, i in theirs.get_vocab(with_added_tokens=True).items()}
+    known = {i: token for token, i in mine.get_vocab(with_added_tokens=True).items()}
+    wrong = min((i for i, token in known.items() if tokens.get(i, token) != token), default=None)
+    if wrong is not None:
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: token {wrong} is {shown(known[wrong])} there and "
+            f"{shown(tokens[wrong])} in {target.path}; a draft model must have the target's tokenizer"
+        )
+    common = len(known.keys() & tokens.keys())
+    if 2 * common < len(tokens):
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: its tokenizer has {common} of the target's "
+            f"{len(tokens)} tokens; a draft model must have the target's tokenizer"
+        )
 
 
 def _block_drafter(
