@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options as opt
+from paceline.cli.drafter_info import describe_drafter, drafter_text
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -90,23 +91,47 @@ def info(
     model: opt.ModelArgument,
     dtype: opt.DtypeOption = "auto",
     threads: opt.ThreadsOption = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="MODEL", help="Of a drafter: say whether it fits this model.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=opt.OUTPUT_PANEL)] = False,
 ) -> None:
-    """Show a model's architecture and sizes, and how this machine would run it.
+    """Show a model's architecture and sizes, and how this machine would run it; or what a drafter is.
 
-    That is: the memory plan, the instruction set path, the threads.
+    Of a model: the memory plan, the instruction set path, the threads. Of a drafter: its family and packaging, the
+    fields they were recognised by, and with --target whether it fits.
     """
     from paceline.cli.engine import open_llm
+    from paceline.cli.progress import download_progress
+    from paceline.models.layouts import is_drafter
     from paceline.weights.checkpoint import open_checkpoint
     from paceline.weights.store import resolve_model
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads))
-    checkpoint = open_checkpoint(resolve_model(model))
+    with download_progress() as progress:
+        checkpoint = open_checkpoint(resolve_model(model, progress=progress))
     try:
+        if is_drafter(checkpoint.config):
+            facts = _drafter_facts(checkpoint, target)
+            print(json.dumps(facts, indent=2) if as_json else drafter_text(facts))
+            return
+        if target is not None:
+            raise PacelineError(f"--target belongs to a drafter; {model} is a model of its own")
+        llm = open_llm(opt.EngineOptions(model, dtype, threads))
         facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
     finally:
         checkpoint.close()
     print(json.dumps(facts, indent=2) if as_json else facts_text(facts))
+
+
+def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]:
+    from paceline.cli.progress import download_progress
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    if target is None:
+        return describe_drafter(checkpoint, None)
+    with download_progress() as progress, open_checkpoint(resolve_model(target, progress=progress)) as model:
+        return describe_drafter(checkpoint, model)
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

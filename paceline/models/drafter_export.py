@@ -237,8 +237,12 @@ def _only_default(where: str, layout: str, **values: tuple[Any, Any]) -> None:
 
 
 def write_drafter(files: DrafterFiles, folder: Path) -> None:
-    """config.json, model.safetensors and, where there is one, the list of head rows, into an existing folder."""
+    """config.json, model.safetensors and, where there is one, the list of head rows, into an existing folder.
+
+    Beside such a list stands an index: loaders that do not know the list would take every *.safetensors for weights.
+    """
     from paceline.weights.convert import write_json
+    from paceline.weights.hf_folder import INDEX
     from paceline.weights.safetensors_file import write_safetensors
 
     write_json(folder / "config.json", files.config)
@@ -247,8 +251,11 @@ def write_drafter(files: DrafterFiles, folder: Path) -> None:
     rows = [(name, array.dtype, array.shape) for name in names for array in [files.tensors[name]()]]
     with (folder / "model.safetensors").open("wb") as file:
         write_safetensors(file, rows, (files.tensors[name]() for name in names))
-    if files.head_rows is not None:
-        with (folder / HEAD_ROWS_FILE).open("wb") as file:
-            write_safetensors(
-                file, [("head_rows", files.head_rows.dtype, files.head_rows.shape)], iter([files.head_rows])
-            )
+    if files.head_rows is None:
+        return
+    head_rows = ("head_rows", files.head_rows.dtype, files.head_rows.shape)
+    with (folder / HEAD_ROWS_FILE).open("wb") as file:
+        write_safetensors(file, [head_rows], iter([files.head_rows]))
+    size = sum(int(np.prod(shape)) * dtype.itemsize for _, dtype, shape in rows)
+    weight_map = dict.fromkeys(sorted(names), "model.safetensors")
+    write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
