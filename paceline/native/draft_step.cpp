@@ -60,8 +60,7 @@ Tokens draft_step(const Logits& logits, const std::vector<sampling::SamplingStat
 }  // namespace
 
 void register_draft_step(nb::module_& m) {
-  m.def("draft_step", &draft_step, "logits"_a, "states"_a, "drafts"_a, "id_map"_a = nb::none(),
-        "probs"_a = nb::none(),
+  m.def("draft_step", &draft_step, "logits"_a, "states"_a, "drafts"_a, "id_map"_a = nb::none(), "probs"_a = nb::none(),
         "The next draft of each sequence (target ids). logits: float32 [sequences, columns], seeing drafts[i] behind "
         "the committed tokens. probs: float32 like logits, to be filled with the distributions drawn from with the "
         "drafter's own noise; None: drawn with the target's.");

@@ -41,8 +41,36 @@ def inverse_frequencies(head_dim: int, config: dict[str, Any]) -> np.ndarray:
         return frequencies / scaling["factor"]
     if kind == "llama3":
         return np.array([_llama3(f, scaling) for f in frequencies])
+    if kind == "yarn":
+        return _yarn(frequencies, theta, scaling)
     assert kind == "default", kind
     return frequencies
+
+
+def rotation_scale(config: dict[str, Any]) -> float:
+    """What cosines and sines are multiplied by."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return 1.0
+    return scaling.get("attention_factor", 1.0 + 0.1 * math.log(scaling["factor"]))
+
+
+def _yarn(frequencies: np.ndarray, theta: float, scaling: dict[str, Any]) -> np.ndarray:
+    """YaRN (arXiv 2309.00071), pair by pair: how far each is between the pairs that turn beta_fast and beta_slow times
+    within the original context."""
+    out, n = [], len(frequencies)
+
+    def pair(turns: float) -> float:
+        return n * math.log(scaling["original_max_position_embeddings"] / (2 * math.pi * turns), theta)
+
+    first, last = pair(scaling.get("beta_fast", 32)), pair(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * n - 1)
+    for i, frequency in enumerate(frequencies):
+        slowed = min(1.0, max(0.0, (i - first) / max(last - first, 1e-3)))
+        out.append(slowed * frequency / scaling["factor"] + (1 - slowed) * frequency)
+    return np.array(out)
 
 
 def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
@@ -53,15 +81,18 @@ def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
     return (1 - share) * frequency / scaling["factor"] + share * frequency
 
 
-def rotate(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, interleaved: bool = False) -> np.ndarray:
+def rotate(
+    x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, interleaved: bool = False, scale: float = 1.0
+) -> np.ndarray:
     """x [n, heads, head_dim]; the first 2 * len(frequencies) dimensions turn."""
     half = len(frequencies)
     angle = positions[:, None, None] * frequencies
     first = np.arange(half) * 2 if interleaved else np.arange(half)
     second = first + (1 if interleaved else half)
     out = x.copy()
-    out[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
-    out[..., second] = x[..., second] * np.cos(angle) + x[..., first] * np.sin(angle)
+    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
     return out
 
 
@@ -114,6 +145,7 @@ class Reference:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
         self.frequencies = inverse_frequencies(self.head_dim, config)
+        self.rotation_scale = rotation_scale(config)
         self.interleaved = config.get("rope_is_neox_style", config.get("is_neox_style")) is False
         kinds = config.get("layer_types") or []
         self.windows = [config["sliding_window"] if k == "sliding_attention" else 0 for k in kinds]
@@ -129,7 +161,9 @@ class Reference:
             return self.round(out)
         norm = self.w.get(f"{prefix}.self_attn.{which}_norm.weight")
         out = out if norm is None else rms_norm(out, norm, self.eps)
-        return self.round(rotate(out, positions, self.frequencies, interleaved=self.interleaved))
+        return self.round(
+            rotate(out, positions, self.frequencies, interleaved=self.interleaved, scale=self.rotation_scale)
+        )
 
     def mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
         h = rms_norm(x, self.w[f"{prefix}.post_attention_layernorm.weight"], self.eps)

@@ -89,7 +89,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logit_scale", {**changed(), "logit_scale": 0.5}),
     ("draft_vocab_size", {**changed(), "draft_vocab_size": 32}),
     ("swa_window_size", changed(use_swa=True, swa_window_size=8)),
-    ("rope_type", {**changed(), "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+    ("original_max_position", {**changed(), "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+    ("rope_type", {**changed(), "rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
     # values of the wrong type
     ("dflash_config", {**changed(), "dflash_config": [1]}),
     ("is_causal", {**changed(), "is_causal": "no"}),
@@ -302,6 +303,10 @@ DRAFTS = {
         extra={"input_embedding_scale": 2.5, "output_multiplier": 0.3, "final_logit_softcapping": 1.5},
     ),
     "k and v inside a panel": Draft(taps=(0, 1), heads=3, kv_heads=3, head_dim=6, bias=True),
+    "YaRN": Draft(
+        taps=(0, 1),
+        extra={"rope_scaling": {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 32}},
+    ),
     "one layer, wide heads": Draft(taps=(0,), layers=1, heads=1, kv_heads=1, head_dim=256),
 }
 
