@@ -196,6 +196,19 @@ class Plan:
         softcap: float = 0.0,
     ) -> None: ...
     def copy(self, input: int, out: int, width: int, offset: int = 0) -> None: ...
+    def local_conv(
+        self,
+        input: int,
+        out: int,
+        delta: int,
+        base: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        group: int,
+        offset: int = 0,
+        add: bool = False,
+        norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        eps: float = 0.0,
+    ) -> None: ...
     def forward(
         self,
         cache: KVCache | None,
@@ -378,4 +391,86 @@ def dequantize_bf16(
 ) -> None:
     """
     Convert stored blocks (uint8 [bytes]) into dst (bfloat16 bits as uint16 [elements]); the GIL is released.
+    """
+
+class MarkovHead:
+    """DSpark's sequential head over the slots of draft blocks."""
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        isa: str,
+        f32: bool,
+        w1: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        w2: Packed,
+        inner: NDArray[numpy.float32] | None = None,
+        recurrent: bool = False,
+        confidence: NDArray[numpy.float32] | None = None,
+        has_confidence: bool = False,
+        max_sequences: int = 512,
+    ) -> None:
+        """
+        w1: float32 or uint16 (bfloat16 bits) [vocabulary, r]. w2: Packed [columns, r]. inner: float32 [r, r] for a
+        gated head, [3 r, 2 r] for a recurrent one. confidence: float32 [r], the weights of the token.
+        """
+
+    @property
+    def features(self) -> int:
+        """Columns of what `draft` takes as features."""
+
+    def draft(
+        self,
+        logits: NDArray[numpy.float32],
+        features: NDArray[numpy.float32],
+        anchors: Sequence[int],
+        counts: Sequence[int],
+        states: Sequence[SamplingState],
+        id_map: IdMap | None = None,
+        probs: bool = False,
+    ) -> tuple[list[int], list[float], NDArray[numpy.float32] | None]:
+        """
+        Draw all slots. Rows are ordered by slot, then by sequence; counts never rise. logits: float32 [slots,
+        columns], biased in place. Returns (target ids, confidence logits or [], float32 [slots, columns]
+        distributions or None); with probs, drawn with the drafter's own noise, else with the target's.
+        """
+
+class CandidateSelector:
+    """DFlash 2's walk through the best tokens of each slot."""
+
+    def __init__(
+        self,
+        predecessors: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        successors: NDArray[numpy.float32] | NDArray[numpy.uint16],
+        top_k: int,
+    ) -> None:
+        """
+        predecessors, successors: float32 or uint16 (bfloat16 bits) [vocabulary, r].
+        """
+
+    def draft(
+        self,
+        logits: NDArray[numpy.float32],
+        features: NDArray[numpy.float32],
+        anchors: Sequence[int],
+        counts: Sequence[int],
+        states: Sequence[SamplingState],
+        probs: bool = False,
+    ) -> tuple[list[int], NDArray[numpy.int32], NDArray[numpy.float32], NDArray[numpy.float32] | None]:
+        """
+        Draw all slots, one sequence after the other. logits: float32 [slots, vocabulary]; features: float32
+        [slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing order, their scores float32, and with
+        probs the float32 distributions drawn from with the drafter's own noise, else None).
+        """
+
+def draft_step(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    drafts: Sequence[Sequence[int]],
+    id_map: IdMap | None = None,
+    probs: NDArray[numpy.float32] | None = None,
+) -> list[int]:
+    """
+    The next draft of each sequence (target ids). logits: float32 [sequences, columns], seeing drafts[i] behind the
+    committed tokens. probs: float32 like logits, to be filled with the distributions drawn from with the drafter's
+    own noise; None: drawn with the target's.
     """

@@ -108,6 +108,7 @@ class Engine:
         if proposer is not None:
             proposer.bind(kv_blocks, max_num_seqs)
             self.scheduler.taps_are_shared = not proposer.window
+            self.lengths.whole = getattr(proposer, "confident", False)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
@@ -281,6 +282,11 @@ class Engine:
         begin = time.perf_counter()
         proposal = self.proposer.propose(sequences, limits)
         self._draft_seconds = time.perf_counter() - begin
+        if proposal.confidence is not None and free:
+            chances = proposal.confidence
+            named = [sequences[i].request_id for i in free]
+            others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
+            self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
         self.lengths.draft.observe(sum(limit + 1 for limit in limits if limit), self._draft_seconds)
         return proposal
 

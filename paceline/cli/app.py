@@ -46,7 +46,7 @@ app.command("eval", rich_help_panel=MEASURING)(evaluate)
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def train(context: typer.Context) -> None:
-    """Train a drafter for a model (needs PyTorch: pip install torch)."""
+    """Train a drafter for a model (needs PyTorch: pip install torch), or calibrate one."""
     try:
         from paceline.train.cli import app as train_app
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options as opt
+from paceline.cli.drafter_info import describe_drafter, drafter_text
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.weights.checkpoint import Checkpoint
@@ -43,13 +45,20 @@ def pull(model: opt.ModelArgument) -> None:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A .gguf file or a known model name.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A .gguf file, a drafter folder, or a known name.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="Folder to write; new or empty.")],
     dtype: Annotated[
-        Literal["bfloat16", "float32"], typer.Option("--dtype", help="What to write the weights as.")
+        Literal["bfloat16", "float32"], typer.Option("--dtype", help="What to write a model's weights as.")
     ] = "bfloat16",
+    layout: Annotated[
+        Literal["speculators", "native"] | None,
+        typer.Option("--layout", help="Write a drafter in this packaging; native: z-lab's, or DeepSpec's for DSpark."),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="MODEL", help="The model that the drafter belongs to.")
+    ] = None,
 ) -> None:
-    """Write a GGUF model as a Hugging Face folder: config.json, model.safetensors, tokenizer.
+    """Write a GGUF model as a Hugging Face folder, or a drafter in another packaging.
 
     Other tools can then use the same weights.
     """
@@ -57,11 +66,26 @@ def convert(
     from paceline.weights.convert import convert as convert_model
     from paceline.weights.store import resolve_model
 
+    if (layout is None) != (target is None):
+        raise PacelineError("a drafter is converted with --layout and --target MODEL, both of them")
     with download_progress() as progress:
         path = resolve_model(source, progress=progress)
-    with download_progress() as progress:
-        convert_model(path, destination, dtype=dtype, progress=progress)
+        target_path = None if target is None else resolve_model(target, progress=progress)
+    if layout is not None and target_path is not None:
+        _convert_drafter(path, target_path, destination, layout)
+    else:
+        with download_progress() as progress:
+            convert_model(path, destination, dtype=dtype, progress=progress)
     print(destination)
+
+
+def _convert_drafter(path: Path, target: Path, destination: Path, layout: Literal["speculators", "native"]) -> None:
+    from paceline.models.drafter_export import convert_drafter, write_drafter
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.convert import new_folder
+
+    with open_checkpoint(path) as drafter, open_checkpoint(target) as model, new_folder(destination) as staging:
+        write_drafter(convert_drafter(drafter, model, layout), staging)
 
 
 def info(
@@ -69,23 +93,47 @@ def info(
     dtype: opt.DtypeOption = "auto",
     quantization: opt.QuantizationOption = "none",
     threads: opt.ThreadsOption = None,
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="MODEL", help="Of a drafter: say whether it fits this model.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.", rich_help_panel=opt.OUTPUT_PANEL)] = False,
 ) -> None:
-    """Show a model's architecture and sizes, and how this machine would run it.
+    """Show a model's architecture and sizes, and how this machine would run it; or what a drafter is.
 
-    That is: the memory plan, the instruction set path, the threads.
+    Of a model: the memory plan, the instruction set path, the threads. Of a drafter: its family and packaging, the
+    fields they were recognised by, and with --target whether it fits.
     """
     from paceline.cli.engine import open_llm
+    from paceline.cli.progress import download_progress
+    from paceline.models.layouts import is_drafter
     from paceline.weights.checkpoint import open_checkpoint
     from paceline.weights.store import resolve_model
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, quantization=quantization))
-    checkpoint = open_checkpoint(resolve_model(model))
+    with download_progress() as progress:
+        checkpoint = open_checkpoint(resolve_model(model, progress=progress))
     try:
+        if is_drafter(checkpoint.config):
+            facts = _drafter_facts(checkpoint, target)
+            print(json.dumps(facts, indent=2) if as_json else drafter_text(facts))
+            return
+        if target is not None:
+            raise PacelineError(f"--target belongs to a drafter; {model} is a model of its own")
+        llm = open_llm(opt.EngineOptions(model, dtype, threads, quantization=quantization))
         facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
     finally:
         checkpoint.close()
     print(json.dumps(facts, indent=2) if as_json else facts_text(facts))
+
+
+def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]:
+    from paceline.cli.progress import download_progress
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    if target is None:
+        return describe_drafter(checkpoint, None)
+    with download_progress() as progress, open_checkpoint(resolve_model(target, progress=progress)) as model:
+        return describe_drafter(checkpoint, model)
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -114,7 +114,7 @@ class DecoderConfig:
 def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     """Rope of a config in the old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) style.
 
-    Scaling kinds: default, linear, llama3. Others are refused by name: running them unscaled would be silently wrong.
+    Scaling kinds: default, linear, llama3, yarn. Others are refused by name: unscaled, they would be silently wrong.
     """
     parameters = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
     inner = ConfigReader(parameters, f"{reader.where}: rope parameters")
@@ -127,20 +127,22 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
         exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
         inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
         _check_inv_freq(inv_freq, source, "rope_theta")
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        kind, scale = parameters.get("rope_type", parameters.get("type", "default")), 1.0
         if kind == "linear":
             if inner.number("factor") <= 0:
                 raise inner.fail("factor", "must be positive")
             inv_freq = inv_freq / np.float32(inner.number("factor"))
         elif kind == "llama3":
             inv_freq = _llama3(inv_freq, inner)
+        elif kind == "yarn":
+            inv_freq, scale = _yarn(inv_freq, inner, theta)
         elif kind != "default":
             raise ConfigError(
-                f"{reader.where}: rope_type = {shown(kind)} is not supported; supported: default, linear, llama3"
+                f"{reader.where}: rope_type = {shown(kind)} is not supported; supported: default, linear, llama3, yarn"
             )
         inv_freq = np.ascontiguousarray(inv_freq, dtype=np.float32)
         _check_inv_freq(inv_freq, inner, "factor")
-    return Rope(inv_freq)
+    return Rope(inv_freq, scale=scale)
 
 
 def _rotary_dim(reader: ConfigReader, inner: ConfigReader, head_dim: int) -> int:
@@ -176,6 +178,39 @@ def _llama3(inv_freq: np.ndarray, reader: ConfigReader) -> np.ndarray:
     scaled = np.where(wavelength > original / low, inv_freq / factor, inv_freq)
     between = (wavelength <= original / low) & (wavelength >= original / high)
     return np.where(between, ramp, scaled).astype(np.float32)
+
+
+def _yarn(inv_freq: np.ndarray, reader: ConfigReader, theta: float) -> tuple[np.ndarray, float]:
+    """YaRN (arXiv 2309.00071): dimensions that turn often in the original context are kept, those that turn seldom are
+    slowed down by `factor`, with a ramp over the dimensions between. Returns the frequencies and the factor on cos and
+    sin that keeps attention's entropy."""
+    factor, original = reader.number("factor"), reader.number("original_max_position_embeddings")
+    fast, slow = reader.number("beta_fast", 32.0), reader.number("beta_slow", 1.0)
+    for name, value in (("original_max_position_embeddings", original), ("beta_slow", slow)):
+        if value <= 0:
+            raise reader.fail(name, "must be above 0 for yarn scaling")
+    if factor < 1:
+        raise reader.fail("factor", "must be 1 or more for yarn scaling")
+    if fast < slow:
+        raise reader.fail("beta_fast", f"must be beta_slow = {slow:g} or more")
+    if theta <= 1:
+        raise reader.fail("rope_theta", "must be above 1 for yarn scaling")
+    for name in ("mscale", "mscale_all_dim"):
+        if reader.config.get(name) is not None:
+            raise reader.fail(name, "is not supported; give attention_factor")
+    half = len(inv_freq)
+
+    def dimension(turns: float) -> float:  # whose wave turns so often within the original context
+        return half * math.log(original / (turns * 2 * math.pi)) / math.log(theta)
+
+    low, high = dimension(fast), dimension(slow)
+    if reader.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    high = max(high, low + 0.001)
+    keep = 1 - np.clip((np.arange(half, dtype=np.float32) - np.float32(low)) / np.float32(high - low), 0, 1)
+    scaled = inv_freq / np.float32(factor) * (1 - keep) + inv_freq * keep
+    return scaled, reader.number("attention_factor", 0.1 * math.log(factor) + 1.0, least=1e-3, most=1e3)
 
 
 def read_windows(reader: ConfigReader, num_layers: int) -> tuple[int, ...]:

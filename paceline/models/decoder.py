@@ -109,8 +109,18 @@ def add_layer(
     net: Network, c: DecoderConfig, w: LayerWeights, index: int, *, causal: bool = True, window: int = 0
 ) -> None:
     """x += attention(norm(x)); x += mlp(norm(x)). Keys and values go to cache layer `index`."""
-    heads = {"layer": index, "heads": c.num_heads, "kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
     net.linear("x", "qkv", w.qkv, norm=w.input_norm, eps=c.rms_norm_eps, bias=w.qkv_bias)
+    add_heads(net, c, w, index, causal=causal, window=window)
+    net.linear("mix", "x", w.output, epilogue="ADD", bias=w.output_bias)
+    net.linear("x", "act", w.gate_up, epilogue="SWIGLU", norm=w.post_norm, eps=c.rms_norm_eps, bias=w.gate_up_bias)
+    net.linear("act", "x", w.down, epilogue="ADD", bias=w.down_bias)
+
+
+def add_heads(
+    net: Network, c: DecoderConfig, w: LayerWeights, index: int, *, causal: bool = True, window: int = 0
+) -> None:
+    """mix = attention of the projections in "qkv": head norms, rotation, cache write, attention."""
+    heads = {"layer": index, "heads": c.num_heads, "kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
     net.qkv_post(
         "qkv",
         "q",
@@ -122,9 +132,6 @@ def add_layer(
         eps=c.rms_norm_eps,
     )
     net.attention("q", "mix", **heads, scale=c.head_dim**-0.5, causal=causal, window=window)
-    net.linear("mix", "x", w.output, epilogue="ADD", bias=w.output_bias)
-    net.linear("x", "act", w.gate_up, epilogue="SWIGLU", norm=w.post_norm, eps=c.rms_norm_eps, bias=w.gate_up_bias)
-    net.linear("act", "x", w.down, epilogue="ADD", bias=w.down_bias)
 
 
 def build_decoder(net: Network, c: DecoderConfig, w: DecoderWeights, taps: Sequence[int] = ()) -> None:

@@ -1,16 +1,14 @@
 """The DFlash drafter (arXiv 2602.06036): a small block-diffusion decoder that reads the target's hidden features.
 
-Checkpoints in z-lab layout, as published: config.json is a Qwen3 config plus the fields below, the tensors are listed
-in `load_drafter`. A block is [anchor, mask, mask, ...]; slot k predicts the token at its own position ("fill-in").
-Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target rows and are kept; those of the
-block are thrown away after each draft.
+A block is [anchor, mask, mask, ...]; slot k predicts the token at its own position ("fill-in") or, in relatives, the
+one behind it ("anchor first"). Keys and values of context tokens come from `hidden_norm(fc(taps))` of committed target
+rows and are kept; those of the block are thrown away after each draft. `layouts` and `drafter_config` read the
+packagings of the family; `dspark` and `dflash2` are this network with more heads.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,194 +16,16 @@ from typing import Any
 import numpy as np
 
 from paceline import _native
-from paceline.errors import CheckpointError, ConfigError
-from paceline.models.config import ConfigReader, DecoderConfig, Rope, read_decoder
+from paceline.errors import ConfigError
 from paceline.models.decoder import LayerWeights, add_layer, declare_buffers, load_layer
+from paceline.models.drafter_config import HEAD_ROWS_FILE, DFlashConfig, check_pairing, read_drafter_config
+from paceline.models.drafter_weights import DraftHeads, FiniteLoader, all_finite
 from paceline.models.network import Network, WeightLoader, packed_bytes
 from paceline.models.target import TargetModel
-from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
-from paceline.weights.quantise import check_quantization, choose_format
+from paceline.weights.quantise import Quantization, check_quantization
 
-HEAD_ROWS_FILE = "head_rows.safetensors"
-
-# What relatives of DFlash add to its config, and the values that mean "not used". Anything else is another network,
-# which would load, run and be wrong in silence.
-RELATIVES: dict[str, tuple[Any, ...]] = {
-    "projector_type": (None, "dflash"),
-    "sample_from_anchor": (None, False),
-    "shift_label": (None, False),
-    "causal_head": (None, False),
-    "dflash_query_causal": (None, False),
-    "attention_sink_bias": (None, False),
-    "has_lm_head": (None, False),
-    "markov_rank": (None, 0),
-    "conv_kernel_size": (None,),
-    "selector_rank": (None,),
-    "logit_scale": (None, 1),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class DFlashConfig:
-    """`causal[i]` says whether layer i's block rows see only earlier block rows; windows are in `decoder`."""
-
-    decoder: DecoderConfig
-    block_size: int
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]
-    causal: tuple[bool, ...]
-    num_target_layers: int | None = None
-    target_hidden_size: int | None = None
-    input_embedding_scale: float = 1.0
-    output_multiplier: float = 1.0
-    final_logit_softcapping: float = 0.0
-
-    @property
-    def max_drafts(self) -> int:
-        return self.block_size - 1
-
-
-def read_drafter_config(config: dict[str, Any], where: str) -> DFlashConfig:
-    """Fields live in `dflash_config` or, in older checkpoints, at top level; the former wins.
-
-    Raises ConfigError: `target_layer_ids`, `mask_token_id` and `block_size` are never guessed, since a wrong guess
-    only costs acceptance and goes unnoticed.
-    """
-    top = ConfigReader(config, where)
-    inner = top.mapping("dflash_config")
-    merged = {**config, **{k: v for k, v in inner.items() if v is not None}}
-    reader = ConfigReader(merged, where)
-    architectures = config.get("architectures")
-    named = isinstance(architectures, list) and all(isinstance(a, str) for a in architectures)
-    if not (named and "DFlashDraftModel" in (architectures or ())):
-        raise ConfigError(
-            f"{where}: architectures = {shown(architectures)} is not a drafter this version loads; "
-            'supported: ["DFlashDraftModel"]'
-        )
-    for name, unused in RELATIVES.items():
-        if merged.get(name) not in unused:
-            raise reader.fail(name, "is not supported: this is not a plain DFlash drafter")
-    ids = merged.get("target_layer_ids")
-    if not isinstance(ids, list) or not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise ConfigError(
-            f"{where}: target_layer_ids = {shown(ids)}: must list the target layers whose outputs are tapped"
-        )
-    if len(set(ids)) != len(ids):
-        raise ConfigError(f"{where}: target_layer_ids = {shown(ids)}: names a layer twice; list each once")
-    bias = reader.flag("attention_bias", False)
-    own = {**config, "tie_word_embeddings": False, "partial_rotary_factor": None}
-    if isinstance(config.get("rope_parameters"), dict):
-        # drafters rotate whole heads; a factor copied from a hybrid target's config means nothing here
-        own["rope_parameters"] = {k: v for k, v in config["rope_parameters"].items() if k != "partial_rotary_factor"}
-    decoder = read_decoder(own, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True)
-    if decoder.vocab_size != reader.integer("draft_vocab_size", decoder.vocab_size):
-        raise reader.fail("draft_vocab_size", f"must be vocab_size = {decoder.vocab_size}; use {HEAD_ROWS_FILE}")
-    if reader.flag("use_swa", False) and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):
-        raise reader.fail("swa_window_size", f"differs from the windows of layer_types, {list(decoder.windows)}")
-    if not reader.flag("rope_is_neox_style", reader.flag("is_neox_style", True)):
-        rope = Rope(decoder.rope.inv_freq, interleaved=True, scale=decoder.rope.scale)
-        decoder = dataclasses.replace(decoder, rope=rope)
-    return DFlashConfig(
-        decoder=decoder,
-        block_size=reader.integer("block_size", least=2, most=256),
-        mask_token_id=reader.integer("mask_token_id", least=0, most=decoder.vocab_size - 1),
-        target_layer_ids=tuple(ids),
-        causal=_causality(top, ConfigReader(inner, f"{where}: dflash_config"), decoder.windows),
-        num_target_layers=None if merged.get("num_target_layers") is None else reader.integer("num_target_layers"),
-        target_hidden_size=None if merged.get("target_hidden_size") is None else reader.integer("target_hidden_size"),
-        input_embedding_scale=reader.scale("input_embedding_scale", 1.0),
-        output_multiplier=reader.scale("output_multiplier", 1.0),
-        final_logit_softcapping=_softcap(reader),
-    )
-
-
-def _softcap(reader: ConfigReader) -> float:
-    """0 or null: none."""
-    value = reader.number("final_logit_softcapping", 0.0)
-    return reader.scale("final_logit_softcapping", 0.0) if value else 0.0
-
-
-def _causality(top: ConfigReader, inner: ConfigReader, windows: tuple[int, ...]) -> tuple[bool, ...]:
-    """Top-level `is_causal`, else `dflash_config.causal`, else sliding layers are causal and full ones are not."""
-    for reader, name in ((top, "is_causal"), (inner, "causal")):
-        if reader.config.get(name) is not None:
-            return (reader.flag(name, False),) * len(windows)
-    return tuple(w > 0 for w in windows)
-
-
-def check_pairing(c: DFlashConfig, target: TargetModel, where: str) -> None:
-    """Refuse a drafter that was made for another target. Raises ConfigError naming the field."""
-    t = target.config
-
-    def refuse(name: str, value: Any, expected: Any) -> ConfigError:
-        return ConfigError(
-            f"{where}: {name} = {shown(value)} does not fit the target {target.path}, which has {expected!r}; "
-            "this drafter was trained for another model"
-        )
-
-    if c.decoder.hidden_size != t.hidden_size:
-        raise refuse("hidden_size", c.decoder.hidden_size, t.hidden_size)
-    if c.target_hidden_size not in (None, t.hidden_size):
-        raise refuse("target_hidden_size", c.target_hidden_size, t.hidden_size)
-    if c.decoder.vocab_size != t.vocab_size:
-        raise refuse("vocab_size", c.decoder.vocab_size, t.vocab_size)
-    if c.num_target_layers is not None and c.num_target_layers != t.num_layers:
-        raise refuse("num_target_layers", c.num_target_layers, t.num_layers)
-    for layer in c.target_layer_ids:
-        if not -1 <= layer < t.num_layers:
-            raise refuse("target_layer_ids", layer, f"layers 0..{t.num_layers - 1}")
-
-
-def read_head_rows(folder: Path, vocab_size: int) -> np.ndarray | None:
-    """Ascending target ids the drafter may propose, from the sidecar file; None: the whole vocabulary."""
-    path = folder / HEAD_ROWS_FILE
-    if not os.path.lexists(path):
-        return None
-    if not path.is_file():
-        raise CheckpointError(
-            f"{path}: the list of head_rows is not a file (a link to nothing, or a folder); put the file there, "
-            "or remove it to draft from the whole vocabulary"
-        )
-    from paceline.weights.safetensors_file import SafetensorsFile
-
-    file = SafetensorsFile(path)
-    if "head_rows" not in file.entries:
-        raise CheckpointError(f"{path}: there is no tensor head_rows; found {sorted(file.entries)[:5]}")
-    rows = np.array(file.load("head_rows"))
-    if rows.dtype.kind not in "iu":
-        raise CheckpointError(f"{path}: head_rows are of type {rows.dtype}; token ids are whole numbers")
-    rows = rows.astype(np.int64)
-    if rows.ndim != 1 or not len(rows) or rows[0] < 0 or rows[-1] >= vocab_size or (np.diff(rows) <= 0).any():
-        raise CheckpointError(f"{path}: head_rows must be ascending token ids below {vocab_size}")
-    return rows.astype(np.int32)
-
-
-class FiniteLoader(WeightLoader):
-    """Refuses NaN and infinities by the tensor's name: a drafter with them proposes noise, and nobody notices."""
-
-    def _load(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        values = super()._load(name, shape, dtype)
-        if not all_finite(values):
-            raise CheckpointError(
-                f"{self.checkpoint.path}: tensor {name} holds values that are infinite or not numbers; "
-                "the file is damaged or its training diverged: fetch it again, or use another drafter"
-            )
-        return values
-
-
-def all_finite(values: np.ndarray) -> bool:
-    """Whether a float32 or bfloat16 array has no NaN or infinity: their exponent bits are all ones.
-
-    The largest bit pattern without its sign tells; pieces fit the cache, so that it costs one read of the tensor.
-    """
-    wide = values.dtype.itemsize == 4
-    bits: np.ndarray[Any, np.dtype[Any]] = (
-        np.ascontiguousarray(values).reshape(-1).view(np.uint32 if wide else np.uint16)
-    )
-    mask, limit = (0x7FFFFFFF, 0x7F800000) if wide else (0x7FFF, 0x7F80)
-    step = 1 << 16
-    return all(int((bits[i : i + step] & mask).max()) < limit for i in range(0, len(bits), step))
+__all__ = ["HEAD_ROWS_FILE", "DFlashConfig", "DFlashDrafter", "all_finite", "load_drafter", "read_drafter_config"]
 
 
 @dataclass(slots=True)
@@ -216,16 +36,23 @@ class DrafterWeights:
     layers: list[LayerWeights]
     context_kv: list[Any]  # per layer [2 kv, H]: the k and v rows of qkv
     norm: np.ndarray  # [H]
-    head: Any  # [rows, H] of the target's head
+    embed: Any  # the target's, or the drafter's own table
+    head: Any  # [rows, H] of the target's head, or the drafter's own
 
 
 class DFlashDrafter:
-    """A drafter in memory beside its target: `add_context` and `draft_logits` are one pass each."""
+    """A drafter in memory beside its target: `add_context` and `draft_logits` are one pass each.
+
+    Relatives override the methods marked as hooks.
+    """
+
+    features_width = 0  # what a block row yields besides logits; see `draft_logits`
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         target: TargetModel,
+        config: DFlashConfig,
         *,
         max_rows: int | None = None,
         quantization: str | None = None,
@@ -233,30 +60,38 @@ class DFlashDrafter:
         """quantization: of the drafter's matrices; None = int8 where the target's are quantised, else none."""
         self.path = checkpoint.path
         self.target = target
-        self.config = read_drafter_config(checkpoint.config, str(checkpoint.path))
+        self.config = config
         check_pairing(self.config, target, str(checkpoint.path))
         self.max_rows = max_rows or target.max_rows
-        if quantization is None:
-            quantization = "none" if target.quantization == "none" else "int8"
-        self.quantization = check_quantization(quantization)
-        folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-        self.head_rows = read_head_rows(folder, target.vocab_size)
-        self.weights = self._load(checkpoint)
+        self.quantization = choose_quantization(config, target, quantization)
+        heads = DraftHeads(checkpoint, config, target, self.quantization)
+        self.head_rows = heads.rows
+        self.head_order = heads.order
+        self.draft_vocab = heads.columns  # columns of the draft logits
+        self.weights = self._load(checkpoint, heads)
         self._context_plan = self._build_context()
         self._block_plan = self._build_block()
 
-    @property
-    def draft_vocab(self) -> int:
-        """Columns of the draft logits."""
-        return self.target.vocab_size if self.head_rows is None else len(self.head_rows)
+    # ---- hooks
 
-    @property
-    def window(self) -> int:
-        """Context rows that must be kept: the widest window if every layer slides, 0 for all of them."""
-        windows = self.config.decoder.windows
-        return max(windows) if all(windows) else 0
+    def _extra_bytes(self) -> int:
+        """Packed bytes of what `_load_extra` reads."""
+        return 0
 
-    def _load(self, checkpoint: Checkpoint) -> DrafterWeights:
+    def _load_extra(self, loader: WeightLoader) -> None:
+        """Read what a relative has besides the DFlash tensors."""
+
+    def _add_layer(self, net: Network, index: int) -> None:
+        d = self.config.decoder
+        layer = self.weights.layers[index]
+        add_layer(net, d, layer, index, causal=self.config.causal[index], window=d.windows[index])
+
+    def _add_features(self, net: Network) -> None:
+        """Fill the buffer "features" [rows, features_width] from the residual stream "x" behind the last layer."""
+
+    # ---- loading
+
+    def _load(self, checkpoint: Checkpoint, heads: DraftHeads) -> DrafterWeights:
         d, target = self.config.decoder, self.target
         f32, hidden, width = target.f32, d.hidden_size, len(self.config.target_layer_ids) * d.hidden_size
         size = functools.partial(packed_bytes, f32=f32, quantised=self.quantization != "none")
@@ -270,8 +105,7 @@ class DFlashDrafter:
             + size(hidden, d.intermediate_size)
             + (0 if shared else size(2 * kv, hidden))
         )
-        if self.head_rows is not None:
-            capacity += size(len(self.head_rows), hidden)
+        capacity += heads.capacity() + self._extra_bytes()
         loader = FiniteLoader(
             checkpoint, f32=f32, capacity=capacity, workers=target.threads, quantization=self.quantization
         )
@@ -291,25 +125,20 @@ class DFlashDrafter:
                 layers=layers,
                 context_kv=context,
                 norm=loader.vector("norm.weight", hidden),
-                head=target.weights.head if self.head_rows is None else self._head(loader),
+                embed=heads.embed(loader),
+                head=heads.head(loader),
             )
-            loader.refuse_unused(["head_rows"])
+            self._load_extra(loader)
+            loader.refuse_unused(heads.unused())
             return weights
         finally:
             loader.finish()
 
-    def _head(self, loader: WeightLoader) -> Any:
-        """The chosen rows of the target's head, copied out of its packed form so that one pass streams only them."""
-        source, rows, f32 = self.target.weights.head, self.head_rows, self.target.f32
-        assert rows is not None
-        values = np.empty((len(rows), source.k), np.float32)
-        for i, row in enumerate(rows):
-            source.row(int(row), values[i : i + 1])
-        if self.quantization != "none":
-            return loader.quantised(values, choose_format(["F32"], self.quantization))
-        weight = _native.Packed(loader.arena, len(rows), source.k, f32, False)
-        weight.fill(values)
-        return weight
+    @property
+    def window(self) -> int:
+        """Context rows that drafts read: the widest window if every layer slides, 0 for all of them."""
+        windows = self.config.decoder.windows
+        return max(windows) if all(windows) else 0
 
     def _build_context(self) -> Any:
         """taps [c, T * H] -> keys and values of c context rows in every layer."""
@@ -345,10 +174,13 @@ class DFlashDrafter:
         net = Network(self.target.pool, self.target.isa, f32=self.target.f32, max_rows=self.max_rows)
         declare_buffers(net, d)
         net.buffer("logits", self.draft_vocab, "LOGITS")
-        net.embed("x", self.target.weights.embed, c.input_embedding_scale)
+        net.embed("x", w.embed, c.input_embedding_scale)
         net.rope(d.rope)
-        for i, layer in enumerate(w.layers):
-            add_layer(net, d, layer, i, causal=c.causal[i], window=d.windows[i])
+        for i in range(d.num_layers):
+            self._add_layer(net, i)
+        if self.features_width:
+            net.buffer("features", self.features_width, "TAPS")
+            self._add_features(net)
         net.linear("x", "logits", w.head, norm=w.norm, eps=d.rms_norm_eps, selected=True)
         return net.plan
 
@@ -376,8 +208,12 @@ class DFlashDrafter:
         row_starts: np.ndarray,
         block_tables: np.ndarray,
         select: np.ndarray,
+        features: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Logits fp32 [len(select), draft_vocab] of block slots, after multiplier and soft cap."""
+        """Logits fp32 [len(select), draft_vocab] of block slots, after multiplier and soft cap.
+
+        features: fp32 [rows, features_width] to be filled, for drafters that have any.
+        """
         c = self.config
         logits = np.empty((len(select), self.draft_vocab), np.float32)
         self._block_plan.forward(
@@ -388,6 +224,7 @@ class DFlashDrafter:
             block_tables=block_tables,
             select=select,
             logits=logits,
+            taps=features,
         )
         if c.output_multiplier != 1.0:
             logits *= np.float32(c.output_multiplier)
@@ -397,6 +234,34 @@ class DFlashDrafter:
         return logits
 
 
+def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str | None) -> Quantization:
+    """int8 beside a quantised target unless asked otherwise. Raises ConfigError for a family that has only floats."""
+    if config.family != "dflash":
+        if wanted not in (None, "none"):
+            raise ConfigError(
+                f"speculative config: quantization={wanted!r}: drafters of the family {config.family} run unquantised; "
+                "remove it"
+            )
+        return "none"
+    if wanted is None:
+        wanted = "none" if target.quantization == "none" else "int8"
+    return check_quantization(wanted)
+
+
 def load_drafter(path: str | Path, target: TargetModel, *, quantization: str | None = None) -> DFlashDrafter:
-    """Open a drafter folder and pair it with a target. Raises ConfigError or CheckpointError."""
-    return DFlashDrafter(open_checkpoint(path), target, quantization=quantization)
+    """Open a drafter folder of any family and pair it with a target. Raises ConfigError or CheckpointError."""
+    checkpoint = open_checkpoint(path)
+    config = read_drafter_config(checkpoint.config, str(checkpoint.path))
+    return _class_of(config)(checkpoint, target, config, quantization=quantization)
+
+
+def _class_of(config: DFlashConfig) -> type[DFlashDrafter]:
+    if config.family == "dspark":
+        from paceline.models.dspark import DSparkDrafter
+
+        return DSparkDrafter
+    if config.family == "dflash2":
+        from paceline.models.dflash2 import DFlash2Drafter
+
+        return DFlash2Drafter
+    return DFlashDrafter

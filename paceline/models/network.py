@@ -99,6 +99,16 @@ class WeightLoader:
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
         return values if self.f32 else values.view(np.uint16)
 
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """A small tensor as fp32, not packed."""
+        return self._load(name, shape, "float32")
+
+    def packed_array(self, values: np.ndarray) -> Any:
+        """An fp32 matrix [n, k] packed in the loader's precision."""
+        weight = _native.Packed(self.arena, len(values), values.shape[1], self.f32, False)
+        weight.fill(np.ascontiguousarray(values, np.float32))
+        return weight
+
     def rows(self, name: str, n: int, k: int, rows: np.ndarray) -> Any:
         """Some rows of a [n, k] matrix, packed in the order given."""
         values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")[rows]
@@ -193,6 +203,9 @@ class Network:
 
     def attention(self, source: str, out: str, **options: Any) -> None:
         self.plan.attention(self[source], self[out], **options)
+
+    def local_conv(self, source: str, out: str, delta: str, **options: Any) -> None:
+        self.plan.local_conv(self[source], self[out], self[delta], **options)
 
     def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
         self.plan.copy(self[source], self[out], width, offset)

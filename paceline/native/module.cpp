@@ -20,6 +20,9 @@ using namespace paceline;
 void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
 void register_quant(nb::module_& m);
+void register_markov_head(nb::module_& m);
+void register_candidate_selector(nb::module_& m);
+void register_draft_step(nb::module_& m);
 
 namespace {
 
@@ -161,7 +164,8 @@ NB_MODULE(_native, m) {
           "profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
       .def_prop_ro("op_times",
                    [](const PyPlan& p) {
-                     static const char* const names[] = {"embed", "rope", "linear", "qkv_post", "attention", "copy"};
+                     static const char* const names[] = {"embed",     "rope", "linear",    "qkv_post",
+                                                         "attention", "copy", "local_conv"};
                      nb::list out;
                      const auto& ns = p.plan->op_ns();
                      for (size_t i = 0; i < ns.size(); ++i) {
@@ -301,6 +305,28 @@ NB_MODULE(_native, m) {
           },
           "input"_a, "out"_a, "width"_a, "offset"_a = 0)
       .def(
+          "local_conv",
+          [](PyPlan& p, int in, int out, int delta, ConstFloats2 base, int group, int offset, bool add,
+             std::optional<Floats> norm, float eps) {
+            Op op{};
+            op.kind = Op::kLocalConv;
+            op.in = in;
+            op.out = out;
+            op.delta = delta;
+            op.taps = int(base.shape(0));
+            op.width = int(base.shape(1));
+            p.vectors.push_back(std::make_unique<std::vector<float>>(base.data(), base.data() + base.size()));
+            op.conv = p.vectors.back()->data();
+            op.group = group;
+            op.offset = offset;
+            op.add = add;
+            op.norm = p.vector(norm, size_t(op.width), "norm");
+            op.eps = eps;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "delta"_a, "base"_a, "group"_a, "offset"_a = 0, "add"_a = false, "norm"_a = nb::none(),
+          "eps"_a = 0.0f)
+      .def(
           "forward",
           [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
              std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
@@ -393,4 +419,7 @@ NB_MODULE(_native, m) {
 
   register_sampling(m);
   register_dequant(m);
+  register_markov_head(m);
+  register_candidate_selector(m);
+  register_draft_step(m);
 }

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "local_conv.h"
+
 namespace paceline {
 namespace {
 
@@ -139,6 +141,17 @@ void Plan::add(Op op) {
       if (op.width < 1 || op.offset < 0 || buffers_[op.in].width < op.width)
         throw std::invalid_argument("copy: width or offset out of range");
       if (buffers_[op.out].width < op.offset + op.width) throw std::invalid_argument("copy out: too narrow");
+      break;
+    case Op::kLocalConv:
+      need(op.in, {K::kF32}, "local_conv in");
+      need(op.out, {K::kF32}, "local_conv out");
+      need(op.delta, {K::kF32}, "local_conv delta");
+      if (op.in == op.out) throw std::invalid_argument("local_conv: in and out are the same buffer");
+      if (op.taps < 1 || op.group < 1 || op.width % op.group || op.offset < 0)
+        throw std::invalid_argument("local_conv: kernel, group or offset out of range");
+      if (buffers_[op.in].width != op.width || buffers_[op.out].width != op.width ||
+          buffers_[op.delta].width < op.offset + op.taps * (op.width / op.group))
+        throw std::invalid_argument("local_conv: widths do not fit");
       break;
   }
   int tiles = -1;
@@ -414,6 +427,22 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       const Range rows = share(b.rows, tid, threads);
       for (int r = rows.begin; r < rows.end; ++r)
         std::memcpy(out + size_t(r) * ldo + op.offset, in + size_t(r) * ldi, size_t(op.width) * 4);
+      break;
+    }
+    case Op::kLocalConv: {
+      LocalConvArgs a{};
+      a.in = f32(op.in, b, &a.ld_in);
+      a.delta = f32(op.delta, b, &a.ld_delta) + op.offset;
+      a.base = op.conv;
+      a.norm = op.norm;
+      a.eps = op.eps;
+      a.width = op.width;
+      a.kernel = op.taps;
+      a.group = op.group;
+      a.add = op.add;
+      a.out = f32(op.out, b, &a.ld_out);
+      const Range rows = share(b.rows, tid, threads);
+      local_conv(a, b.starts, b.sequences, rows.begin, rows.end);
       break;
     }
     case Op::kAttention:

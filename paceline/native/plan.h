@@ -20,7 +20,7 @@ enum class BufferKind : int {
 };
 
 struct Op {
-  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy };
+  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv };
   Kind kind;
   int in = -1, out = -1;
   // linear
@@ -45,8 +45,12 @@ struct Op {
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;
   float softcap = 0;
-  // copy: column offset in the destination
+  // copy: column offset in the destination; local convolution: first column of `delta`
   int offset = 0;
+  // local convolution (local_conv.h)
+  const float* conv = nullptr;
+  int delta = -1, taps = 0, group = 0;
+  bool add = false;
 };
 
 struct Batch {

@@ -9,16 +9,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.values import as_integer, shown
+from paceline.values import as_integer, as_number, shown
 
-METHODS = ("ngram", "dflash")
+METHODS = ("ngram", "dflash", "dflash2", "dspark", "draft_model")
 MAX_SPECULATIVE_TOKENS = 128
 MAX_LOOKUP = 64
 DEFAULT_NGRAM_TOKENS = 7
 DEFAULT_LOOKUP = (2, 4)
 
-KNOWN_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "quantization")
 QUANTIZATIONS = ("none", "int8", "int8_channel", "int4")
+DEFAULT_DRAFT_MODEL_TOKENS = 5
+
+KNOWN_KEYS = (
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "quantization",
+    "confidence_threshold",
+)
 
 _GPU = "it steers GPU kernels; remove it"
 _PARALLEL = "this engine runs a model on the threads of one process; remove it"
@@ -38,7 +48,7 @@ _NOT_USED: dict[str, str] = {
     "disable_eagle_block_drop": _GPU,
     "use_local_argmax_reduction": _PARALLEL,
     "use_heterogeneous_vocab": "a drafter must share the target's vocabulary; remove it",
-    "parallel_drafting": "dflash always drafts in parallel; remove it",
+    "parallel_drafting": "dflash, dflash2 and dspark always draft in parallel, a draft_model never; remove it",
     "num_speculative_tokens_per_batch_size": _ADAPTIVE,
     "suffix_decoding_max_tree_depth": "suffix decoding is not supported; use the method ngram",
     "suffix_decoding_max_cached_requests": "suffix decoding is not supported; use the method ngram",
@@ -48,8 +58,8 @@ _NOT_USED: dict[str, str] = {
     "synthetic_acceptance_rates": "acceptance is always real; remove it",
     "synthetic_acceptance_length": "acceptance is always real; remove it",
     "draft_sample_method": _COUPLED,
-    "enable_adaptive_verification": _ADAPTIVE,
-    "dspark_draft_topk": "dspark is not supported; remove it",
+    "enable_adaptive_verification": "dspark always verifies as many drafts as its confidence pays for; remove it",
+    "dspark_draft_topk": "dspark drafts over the whole vocabulary; remove it",
 }
 
 
@@ -61,9 +71,11 @@ class SpeculativeConfigError(ConfigError, ValueError):
 class SpeculativeConfig:
     """How drafts are made.
 
-    method: one of METHODS. model: the drafter (path or known name), for dflash. num_speculative_tokens: most drafts per
-    step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for ngram.
+    method: one of METHODS. model: the drafter (path or known name), for all but ngram. num_speculative_tokens: most
+    drafts per step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for
+    ngram; with another method they ask for both: prompt lookup where it finds something better, else the drafter.
     quantization: of the drafter's matrices and its rows of the head; None = int8 for a quantised target, else none.
+    confidence_threshold: for dspark, verify the drafts before the first one whose confidence is below it.
     """
 
     method: str
@@ -72,6 +84,7 @@ class SpeculativeConfig:
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
     quantization: str | None = None
+    confidence_threshold: float | None = None
 
     @classmethod
     def parse(cls, source: Mapping[str, Any] | str | SpeculativeConfig) -> SpeculativeConfig:
@@ -131,20 +144,37 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
             raise SpeculativeConfigError(
                 f"speculative config: quantization={shown(quantization)}: ngram has no weights; remove it"
             )
-        low = high if low is None else low  # vLLM's rule: one of them alone stands for both
-        high = low if high is None else high
-        assert low is not None and high is not None
-        if low > high:
+        model, tokens = None, tokens or DEFAULT_NGRAM_TOKENS
+    elif method == "draft_model":
+        if model is None:
             raise SpeculativeConfigError(
-                f"speculative config: prompt_lookup_min={low}: must not exceed prompt_lookup_max={high}"
+                "speculative config: method draft_model needs model: a smaller model with the same tokenizer"
             )
-        return SpeculativeConfig("ngram", None, tokens or DEFAULT_NGRAM_TOKENS, high, low)
-    for key, value in (("prompt_lookup_min", low), ("prompt_lookup_max", high)):
-        if value is not None:
-            raise SpeculativeConfigError(
-                f"speculative config: {key}={value}: belongs to the method ngram, not {method}; remove it"
-            )
-    return SpeculativeConfig(method, model, tokens, quantization=quantization)
+        tokens = tokens or DEFAULT_DRAFT_MODEL_TOKENS
+    low = high if low is None else low  # vLLM's rule: one of them alone stands for both
+    high = low if high is None else high
+    if low is not None and high is not None and low > high:
+        raise SpeculativeConfigError(
+            f"speculative config: prompt_lookup_min={low}: must not exceed prompt_lookup_max={high}"
+        )
+    return SpeculativeConfig(method, model, tokens, high, low, quantization, _threshold(values, method))
+
+
+def _threshold(values: dict[str, Any], method: str) -> float | None:
+    value = values.get("confidence_threshold")
+    if value is None:
+        return None
+    number = as_number(value)
+    if number is None or not 0 <= number <= 1:
+        raise SpeculativeConfigError(
+            f"speculative config: confidence_threshold={shown(value)}: use a number from 0 to 1"
+        )
+    if method != "dspark":
+        raise SpeculativeConfigError(
+            f"speculative config: confidence_threshold={shown(value)}: belongs to the method dspark, not {method}; "
+            "remove it"
+        )
+    return number
 
 
 def _integer(values: dict[str, Any], key: str, most: int) -> int | None:
@@ -162,10 +192,13 @@ def _integer(values: dict[str, Any], key: str, most: int) -> int | None:
 def _method(method: Any, model: str | None, values: dict[str, Any]) -> str:
     """The method, inferred as vLLM does where it is absent."""
     if method is None:
-        if model in ("ngram", "[ngram]") or "prompt_lookup_max" in values or "prompt_lookup_min" in values:
+        if model in ("ngram", "[ngram]"):
             return "ngram"
-        if model is not None and "dflash" in model.lower():
-            return "dflash"
+        if model is not None:
+            plain = model.lower().replace("-", "").replace("_", "")
+            return next((name for name in ("dspark", "dflash2", "dflash") if name in plain), "draft_model")
+        if "prompt_lookup_max" in values or "prompt_lookup_min" in values:
+            return "ngram"
     if method not in METHODS:
         raise SpeculativeConfigError(
             f"speculative config: method={shown(method)}: not supported; use one of {', '.join(METHODS)}"

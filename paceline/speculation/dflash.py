@@ -1,4 +1,4 @@
-"""The DFlash drafter in the step loop: one pass drafts a block for every sequence."""
+"""Block drafters of the DFlash family in the step loop: one pass drafts a block for every sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from paceline._native import KEYS_PER_BLOCK
 from paceline.cache import stack_tables
 from paceline.models.dflash import DFlashDrafter
-from paceline.sampling import DraftProbs, IdMap, SamplerMode, draft, draft_with_probs
+from paceline.sampling import DraftProbs, IdMap, SamplerMode, SamplingState, draft, draft_with_probs
 from paceline.speculation.drafting import Proposal, SequenceView
 
 
@@ -23,6 +23,27 @@ class _Pending:
     rows: int = 0
 
 
+@dataclass(slots=True)
+class Blocks:
+    """What a pass yields for the sequences that draft: logits [slots, columns] of counts[i] slots of sequence i, in
+    the order of `_arrange`; features: fp32 [slots, width] where the drafter has any."""
+
+    states: list[SamplingState]
+    anchors: list[int]
+    counts: list[int]
+    logits: np.ndarray
+    features: np.ndarray
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Drafts of each sequence of `Blocks`, and what else a family knows of them."""
+
+    drafts: list[list[int]]
+    probs: DraftProbs | None = None
+    confidence: list[list[float]] | None = None
+
+
 class DFlashProposer:
     """Context keys and values are written once per committed row; a draft reads them and leaves no trace.
 
@@ -31,9 +52,8 @@ class DFlashProposer:
     numbers; only a drafter whose layers all slide may keep a ring per sequence instead, as long as its window.
     """
 
-    name = "dflash"
-
     def __init__(self, drafter: DFlashDrafter, max_drafts: int, sampler: SamplerMode = "coupled") -> None:
+        self.name: str = drafter.config.family
         self.drafter = drafter
         self.max_drafts = max_drafts
         self.trained_drafts = drafter.config.max_drafts
@@ -81,40 +101,59 @@ class DFlashProposer:
         return stack_tables([self._table(s) for s in sequences])
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
-        """A block [anchor, mask * k] per sequence with limits[i] = k > 0; shorter blocks are fewer masks."""
+        """A block [anchor, mask, ...] per sequence with limits[i] = k > 0; shorter blocks are fewer masks."""
         chosen = [(s, limit) for s, limit in zip(sequences, limits, strict=True) if limit > 0]
         self._write_context([s for s, _ in chosen])
-        mask = self.drafter.config.mask_token_id
+        drawn = self._draw(self._run([s for s, _ in chosen], [limit for _, limit in chosen]))
+        drafts = iter(drawn.drafts)
+        confidence = None
+        if drawn.confidence is not None:
+            values = iter(drawn.confidence)
+            confidence = [next(values) if limit > 0 else [] for limit in limits]
+        return Proposal([next(drafts) if limit > 0 else [] for limit in limits], drawn.probs, confidence)
+
+    def _run(self, sequences: Sequence[SequenceView], counts: list[int]) -> Blocks:
+        """One pass of the drafter. Slot 0 is the anchor's; it counts among the drafts of an anchor-first drafter."""
+        c = self.drafter.config
+        skip = 0 if c.anchor_first else 1
         tokens: list[int] = []
         positions: list[int] = []
-        select: list[int] = []
+        slots: list[range] = []
         starts = [0]
-        for sequence, limit in chosen:
-            anchor = len(sequence.token_ids) - 1
-            first = len(tokens)
-            tokens += [sequence.token_ids[-1], *[mask] * limit]
-            positions += range(anchor, anchor + limit + 1)
-            select += range(first + 1, first + limit + 1)
-            starts.append(len(tokens))
-        logits = self.drafter.draft_logits(
+        for sequence, count in zip(sequences, counts, strict=True):
+            anchor, width = len(sequence.token_ids) - 1, count + skip
+            tokens += [sequence.token_ids[-1], *[c.mask_token_id] * (width - 1)]
+            positions += range(anchor, anchor + width)
+            slots.append(range(starts[-1] + skip, starts[-1] + width))
+            starts.append(starts[-1] + width)
+        select = np.array(self._arrange(slots), np.int32)
+        arguments = (
             self._cache,
             np.array(tokens, np.int32),
             np.array(positions, np.int32),
             np.array(starts, np.int32),
-            self._tables([s for s, _ in chosen]),
-            np.array(select, np.int32),
+            self._tables(sequences),
+            select,
         )
-        states = [s.state for s, _ in chosen]
-        counts = [limit for _, limit in chosen]
-        probs = None
+        anchors = [s.token_ids[-1] for s in sequences]
+        states = [s.state for s in sequences]
+        if not self.drafter.features_width:
+            return Blocks(states, anchors, counts, self.drafter.draft_logits(*arguments), np.empty((0, 0), np.float32))
+        features = np.empty((len(tokens), self.drafter.features_width), np.float32)
+        logits = self.drafter.draft_logits(*arguments, features=features)
+        return Blocks(states, anchors, counts, logits, features[select])
+
+    def _arrange(self, slots: list[range]) -> list[int]:
+        """Rows of the pass whose logits are wanted, given those of each sequence: one sequence after the other."""
+        return [row for rows in slots for row in rows]
+
+    def _draw(self, blocks: Blocks) -> Drawn:
+        """Tokens of all slots, each drawn from its own row."""
         if self.sampler == "rejection":
-            drawn, values = draft_with_probs(logits, states, counts, self._ids)
+            drafts, values = draft_with_probs(blocks.logits, blocks.states, blocks.counts, self._ids)
             rows = self.drafter.head_rows
-            probs = DraftProbs(values, None if rows is None else rows[None])
-        else:
-            drawn = draft(logits, states, counts, self._ids)
-        blocks = iter(drawn)
-        return Proposal([next(blocks) if limit > 0 else [] for limit in limits], probs)
+            return Drawn(drafts, DraftProbs(values, None if rows is None else rows[None]))
+        return Drawn(draft(blocks.logits, blocks.states, blocks.counts, self._ids))
 
     def observe(self, items: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
         """Keep the taps of committed rows; those that complete a block are written with it."""

@@ -36,11 +36,13 @@ class Proposal:
     """Drafts per sequence.
 
     probs: the distributions they were drawn from, rows in the same order, where the sampler asks for them (mode
-    "rejection"); None: certain guesses.
+    "rejection"); None: certain guesses. confidence[i][j]: chance that draft j of sequence i is kept if those before it
+    are, where the drafter estimates it; the step loop may verify a prefix alone.
     """
 
     drafts: list[list[int]]
     probs: DraftProbs | None = None
+    confidence: list[list[float]] | None = None
 
 
 class Drafter(Protocol):

@@ -12,7 +12,13 @@ from paceline.models.config import DecoderConfig
 from paceline.models.target import TargetModel
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
+from paceline.speculation.dflash import DFlashProposer
+from paceline.speculation.draft_model import DraftModelProposer
 from paceline.speculation.drafting import Drafter
+from paceline.speculation.hybrid import HybridProposer
+from paceline.speculation.ngram import NgramProposer
+from paceline.values import shown
+from paceline.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -64,34 +70,109 @@ def make_drafter(
     else:
         parsed = SpeculativeConfig.parse(config)
     if parsed.method == "ngram":
-        from paceline.speculation.lookup import LookupDrafter
+        assert parsed.num_speculative_tokens is not None
+        return parsed, _lookup(parsed, parsed.num_speculative_tokens)
+    make = _draft_model if parsed.method == "draft_model" else _block_drafter
+    drafter = make(parsed, target, sampler, allow_longer_drafts)
+    if parsed.prompt_lookup_min is None:
+        return parsed, drafter
+    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts), drafter, sampler)
 
-        low, high, length = parsed.prompt_lookup_min, parsed.prompt_lookup_max, parsed.num_speculative_tokens
-        assert low is not None and high is not None and length is not None
-        return parsed, LookupDrafter(low, high, length)
-    return parsed, _dflash(parsed, target, sampler, allow_longer_drafts)
+
+def _lookup(parsed: SpeculativeConfig, length: int) -> NgramProposer:
+    low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
+    assert low is not None and high is not None
+    return NgramProposer(low, high, length)
 
 
-def _dflash(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool) -> Drafter:
+def _draft_model(
+    parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool
+) -> DraftModelProposer:
+    """A smaller model with the target's tokenizer."""
+    from paceline.models.layouts import is_drafter, recognise
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    assert parsed.model is not None and parsed.num_speculative_tokens is not None
+    checkpoint = open_checkpoint(resolve_model(parsed.model))
+    if is_drafter(checkpoint.config):
+        family = recognise(checkpoint.config, str(checkpoint.path)).family
+        raise ConfigError(
+            f"speculative config: method='draft_model': {checkpoint.path} is no model of its own but a {family} "
+            f"drafter; set the method to {family!r}"
+        )
+    check_vocabulary(checkpoint, target)
+    model = TargetModel(
+        checkpoint, dtype=target.dtype, threads=target.threads, isa=target.isa, max_rows=target.max_rows
+    )
+    return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
+
+
+def check_vocabulary(checkpoint: Checkpoint, target: TargetModel) -> None:
+    """Refuse a draft model whose token ids mean something else. Raises ConfigError.
+
+    Models of a family differ in how far they pad their vocabulary; ids that both tokenizers know must be the same
+    tokens.
+    """
+    from paceline.tokenizer import load_tokenizer
+
+    mine, theirs = load_tokenizer(checkpoint).backend, load_tokenizer(target.checkpoint).backend
+    tokens = {i: token for token, i in theirs.get_vocab(with_added_tokens=True).items()}
+    known = {i: token for token, i in mine.get_vocab(with_added_tokens=True).items()}
+    wrong = min((i for i, token in known.items() if tokens.get(i, token) != token), default=None)
+    if wrong is not None:
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: token {wrong} is {shown(known[wrong])} there and "
+            f"{shown(tokens[wrong])} in {target.path}; a draft model must have the target's tokenizer"
+        )
+    common = len(known.keys() & tokens.keys())
+    if 2 * common < len(tokens):
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: its tokenizer has {common} of the target's "
+            f"{len(tokens)} tokens; a draft model must have the target's tokenizer"
+        )
+
+
+def _block_drafter(
+    parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool
+) -> DFlashProposer:
+    """A drafter of the DFlash family; the checkpoint says of which kind, and the method must agree."""
     from paceline.models.dflash import load_drafter
-    from paceline.speculation.dflash import DFlashProposer
+    from paceline.models.dflash2 import DFlash2Drafter
+    from paceline.models.dspark import DSparkDrafter
+    from paceline.speculation.dflash2 import DFlash2Proposer
+    from paceline.speculation.dspark import DSparkProposer
     from paceline.weights.store import resolve_model
 
     if parsed.model is None:
-        folder = shipped_drafter(target)
+        folder = shipped_drafter(target) if parsed.method == "dflash" else None
         if folder is None:
-            raise ConfigError(f"speculative config: method dflash needs model: no drafter ships for {target.path}")
+            raise ConfigError(
+                f"speculative config: method {parsed.method} needs model: no drafter ships for {target.path}"
+            )
     else:
         folder = resolve_model(parsed.model)
     drafter = load_drafter(folder, target, quantization=parsed.quantization)
-    trained = drafter.config.max_drafts
+    c = drafter.config
+    # dflash checkpoints of DeepSpec are of the dspark class with its heads off
+    plain = c.family == "dspark" and c.markov is None and c.confidence is None
+    if parsed.method != c.family and not (plain and parsed.method == "dflash"):
+        raise ConfigError(
+            f"speculative config: method={parsed.method!r}: {folder} is a {c.family} drafter "
+            f"({', '.join(c.evidence)}); set the method to {c.family!r}"
+        )
+    trained = c.max_drafts
     length = parsed.num_speculative_tokens or trained
     if length > trained:
         message = (
             f"num_speculative_tokens = {length} is more than the {trained} drafts this drafter was trained for "
-            f"(block_size {drafter.config.block_size}); positions beyond them are rarely accepted"
+            f"(block_size {c.block_size}); positions beyond them are rarely accepted"
         )
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")
         log.warning("%s", message)
+    if isinstance(drafter, DSparkDrafter):
+        return DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
+    if isinstance(drafter, DFlash2Drafter):
+        return DFlash2Proposer(drafter, length, sampler)
     return DFlashProposer(drafter, length, sampler)

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
+from operator import mul
 
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
 REFIT_AFTER = 16  # observations
@@ -147,6 +149,20 @@ class Acceptance:
         self.tries = [x * share for x in self.tries]
         self.hits = [x * share for x in self.hits]
 
+    def expect(self, first: int, chances: Sequence[float], forget: float = 1.0) -> None:
+        """Drafts behind the first `first`, all of which were kept, that were not put to the test: counted by their
+        calibrated chances, so that what was left out because it was doubtful does not look good."""
+        if forget != 1.0:
+            self.fade(forget)
+        missing = first + len(chances) - len(self.tries)
+        self.tries += [0.0] * missing
+        self.hits += [0.0] * missing
+        reached = 1.0
+        for j, chance in enumerate(chances, first):
+            self.tries[j] += reached
+            reached *= chance
+            self.hits[j] += reached
+
     def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
         """Chance that each of `length` positions is kept; positions never tried follow the one before."""
         out, alive, last = [], 1.0, 0.7
@@ -188,6 +204,30 @@ def best_lengths(
     return lengths
 
 
+def verified_lengths(
+    chances: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int = 0
+) -> list[int]:
+    """How many of the drafts of each request to verify, now that they are made and their chances known.
+
+    chances[i][j]: chance that draft j + 1 of request i is kept if those before it are. Maximises expected committed
+    tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
+    which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
+    """
+    survivals = [list(accumulate(row, mul)) for row in chances]
+    rows = len(survivals) + other_rows
+    order = sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
+    expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
+    for n, (negative, _, _) in enumerate(order, 1):
+        expected -= negative
+        rate = expected / (draft_seconds + verify.seconds(rows + n))
+        if rate > best_rate:
+            best, best_rate = n, rate
+    lengths = [0] * len(survivals)
+    for _, i, _ in order[:best]:
+        lengths[i] += 1
+    return lengths
+
+
 class DraftLengthPolicy:
     """Chooses draft lengths for the requests of a step and learns from what became of them.
 
@@ -202,7 +242,9 @@ class DraftLengthPolicy:
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
+        self.whole = False  # the drafter says how sure it is: draft whole blocks or none, and cut what is doubtful
         self._own: dict[int, Acceptance] = {}
+        self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
         self._credit = 0.0  # seconds that may be spent on probes
         self._hopeless = 0  # steps in a row
         self._given_up_at = 0  # rows
@@ -239,6 +281,8 @@ class DraftLengthPolicy:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
+        if self.whole:
+            lengths = [limit if length else 0 for length, limit in zip(lengths, limits, strict=True)]
         return lengths
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
@@ -288,11 +332,33 @@ class DraftLengthPolicy:
         if any(self._hope([PROBE_DRAFTS] * rows, rows)):
             self.worthwhile, self._hopeless = True, 0
 
+    def trim(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        other_rows: int = 0,
+    ) -> None:
+        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`."""
+        made = sum(len(row) for row in drafts)
+        seconds = self._draft_seconds(sum(bool(row) for row in drafts), made) if made else 0.0
+        lengths = verified_lengths(chances, self.verify, seconds, other_rows)
+        for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
+            if length < len(row):
+                self._cut[request] = list(said[length:])
+                del row[length:]
+
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
+        cut = self._cut.pop(request, [])
+        own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
         if drafted:
             self.overall.observe(drafted, accepted, 0.999)
-            self._own.setdefault(request, Acceptance()).observe(drafted, accepted, FORGET)
+            own.observe(drafted, accepted, FORGET)
+        if cut and accepted == drafted:
+            self.overall.expect(drafted, cut, 1.0 if drafted else 0.999)
+            own.expect(drafted, cut, 1.0 if drafted else FORGET)
 
     def finish(self, request: int) -> None:
         self._own.pop(request, None)
+        self._cut.pop(request, None)

@@ -11,7 +11,10 @@ of the text goes on into itself, as LZ77 copies do, so that a loop of any period
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Protocol
+
+import numpy as np
+
+from paceline.speculation.drafting import Proposal, SequenceView
 
 _TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
 
@@ -100,40 +103,45 @@ class NgramIndex:
         return window
 
 
-class RequestView(Protocol):
-    """The part of a request that prompt lookup reads."""
-
-    @property
-    def request_id(self) -> Hashable:
-        """Names the request (one per choice) until `finish`."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """Prompt and committed output."""
-
-
 class NgramProposer:
-    """Prompt lookup over prompt and output of each request. An index follows its request's text by itself: it takes in
-    what is new, and forgets what was cut off."""
+    """Prompt lookup over prompt and output of each sequence, as a drafter of the step loop. An index follows its
+    sequence's text by itself: it takes in what is new, and forgets what was cut off."""
 
-    def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
+    name = "ngram"
+    taps: tuple[int, ...] = ()
+    window = 0
+
+    def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
         NgramIndex(*self._sizes)  # checks them
         self._indexes: dict[Hashable, NgramIndex] = {}
 
-    def propose(self, request: RequestView, max_drafts: int) -> list[int]:
-        """At most max_drafts guesses of the tokens after request.token_ids; [] if nothing like them came before."""
-        return self._synchronised(request).propose(max_drafts)
+    def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
+        return 0
 
-    def finish(self, request: RequestView) -> None:
-        """The request ended: drop its index. Unknown requests are ignored."""
-        self._indexes.pop(request.request_id, None)
+    def bind(self, blocks: int, max_num_seqs: int) -> None:
+        """Nothing to prepare."""
 
-    def _synchronised(self, request: RequestView) -> NgramIndex:
-        index = self._indexes.get(request.request_id)
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
+        return Proposal([self.guess(s, limit) for s, limit in zip(sequences, limits, strict=True)])
+
+    def guess(self, sequence: SequenceView, max_drafts: int) -> list[int]:
+        """At most max_drafts guesses of the tokens after sequence.token_ids; [] if nothing like them came before."""
+        return self._synchronised(sequence).propose(max_drafts)
+
+    def observe(self, items: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
+        """The index follows token_ids by itself."""
+
+    def finish(self, sequence: SequenceView) -> None:
+        """The sequence ended: drop its index. Unknown sequences are ignored."""
+        self._indexes.pop(sequence.request_id, None)
+
+    def _synchronised(self, sequence: SequenceView) -> NgramIndex:
+        index = self._indexes.get(sequence.request_id)
         if index is None:
-            index = self._indexes[request.request_id] = NgramIndex(*self._sizes)
-        text = request.token_ids
+            index = self._indexes[sequence.request_id] = NgramIndex(*self._sizes)
+        text = sequence.token_ids
         if len(index) > len(text):
             index.truncate(len(text))
         if len(index) < len(text):

@@ -12,7 +12,7 @@ app = typer.Typer(
     add_completion=False,  # `paceline` itself has it
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Train a DFlash drafter for a model: prompts, regenerate; with PyTorch features, fit, adapt, export, eval.",
+    help="Train a DFlash drafter for a model (with PyTorch: features, fit, adapt, export, eval), or calibrate one.",
 )
 
 Dtype = Literal["bfloat16", "float32"]
@@ -281,4 +281,32 @@ def evaluate(
         dtype=dtype,
         full_head=full_head,
         json_out=json_out,
+    )
+
+
+@app.command()
+def calibrate(
+    drafter: Annotated[str, typer.Option("--drafter", metavar="DIR", help="DSpark drafter with a confidence head.")],
+    prompts: Annotated[Path, typer.Option("--prompts", metavar="FILE", help="Prompts, JSON lines.")],
+    model: ModelOption = "smollm2-135m",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The first so many prompts.")] = 64,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="Of each answer.")] = 128,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0: greedy.")] = 0.0,
+    dtype: DtypeOption = "bfloat16",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the sidecar. Default: the drafter's.")
+    ] = None,
+) -> None:
+    """Fit a DSpark drafter's confidence to what this engine keeps of its drafts; needs no PyTorch."""
+    from paceline.train import calibrate as step
+
+    step.calibrate(
+        model,
+        drafter,
+        prompts,
+        limit=limit,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        dtype=dtype,
+        out=out,
     )

@@ -92,9 +92,9 @@ def _write(
 
 def write_beside(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> None:
     """What lies beside the weights of a GGUF file's model: config.json, tokenizer, generation_config.json."""
-    _write_json(folder / "config.json", config)
+    write_json(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config[key] is not None}
-    _write_json(folder / "generation_config.json", ids)
+    write_json(folder / "generation_config.json", ids)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     settings: dict[str, Any] = {
         # Takes tokenizer.json as it is; the model's own class would rebuild the pre-tokenizer.
@@ -108,7 +108,7 @@ def write_beside(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> 
         settings["chat_template"] = templates["default"]
     elif templates:
         settings["chat_template"] = [{"name": name, "template": text} for name, text in templates.items()]
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def _tensors(
@@ -124,5 +124,6 @@ def _tensors(
             progress("writing model.safetensors", done, total)
 
 
-def _write_json(path: Path, value: dict[str, Any]) -> None:
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """A JSON object as a file that people can read."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

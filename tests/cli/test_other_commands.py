@@ -152,7 +152,7 @@ class SmallCheckpoint:
 
 
 def test_info_shows_the_model_and_how_it_would_run(paceline, llm, monkeypatch):
-    monkeypatch.setattr("paceline.weights.store.resolve_model", lambda name: Path("/models") / name)
+    monkeypatch.setattr("paceline.weights.store.resolve_model", lambda name, **_: Path("/models") / name)
     monkeypatch.setattr("paceline.weights.checkpoint.open_checkpoint", lambda _path: SmallCheckpoint())
     facts = json.loads(paceline("info", "small", "--json").out)
     assert (facts["model"], facts["path"], facts["architecture"]) == ("small", "/models/small", "llama")

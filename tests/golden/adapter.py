@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,8 +13,11 @@ import numpy as np
 from sampling import golden_vectors
 
 from paceline import LLM, SamplingParams
-from paceline.speculation.dflash import DFlashProposer
+from paceline.models.layouts import recognise
+from paceline.speculation.dflash import DFlashProposer, Drawn
+from paceline.speculation.dflash2 import DFlash2Proposer
 from paceline.speculation.drafting import Proposal
+from paceline.speculation.dspark import DSparkProposer
 
 from .cases import Case
 from .checks import Round, Run
@@ -55,7 +60,8 @@ class NativeSpeculator:
     """A target and its drafter in the native engine's own step loop; see `checks.Speculator`."""
 
     def __init__(self, target: Path, drafter: Path) -> None:
-        self.llm = open_llm(target, {"method": "dflash", "model": str(drafter)})
+        config = json.loads((drafter / "config.json").read_text())
+        self.llm = open_llm(target, {"method": recognise(config, str(drafter)).family, "model": str(drafter)})
         proposer = self.llm.engine.proposer
         assert isinstance(proposer, DFlashProposer), f"{drafter}: drafts come from {proposer}"
         self.recorder = _Recorder(proposer)
@@ -67,12 +73,17 @@ class NativeSpeculator:
         rounds: list[Round] = []
         self.recorder.start()
         # Every delta is one step; the first is the prefill.
-        for delta in self.llm.stream(list(prompt), params, num_speculative_tokens=expected["width"] - 1):
+        drafter = self.recorder.inner
+        drafts = expected["width"] - (0 if drafter.drafter.config.anchor_first else 1)
+        if isinstance(drafter, DSparkProposer):
+            drafter.confidence_threshold = expected["confidence_threshold"]
+        for delta in self.llm.stream(list(prompt), params, num_speculative_tokens=drafts):
             output += delta.token_ids
             observed = self.recorder.take()
             if observed is not None:
                 observed.produced_tokens = delta.token_ids
-                rows = len(observed.draft_tokens) + 1
+                verified = observed.verified_draft_tokens
+                rows = len(observed.draft_tokens if verified is None else verified) + 1
                 observed.tensors["verify_logits"] = self.llm.engine._logits[:rows].copy()
                 observed.num_accepted = _matching(observed)
                 rounds.append(observed)
@@ -82,8 +93,9 @@ class NativeSpeculator:
 def _matching(observed: Round) -> int:
     """Drafts that equal the target's choice before the first that does not, cut or not."""
     choices = observed.tensors["verify_logits"].argmax(axis=1).tolist()
-    pairs = zip(observed.draft_tokens, choices, strict=False)
-    return next((i for i, (draft, choice) in enumerate(pairs) if draft != choice), len(observed.draft_tokens))
+    drafts = observed.draft_tokens if observed.verified_draft_tokens is None else observed.verified_draft_tokens
+    pairs = zip(drafts, choices, strict=False)
+    return next((i for i, (draft, choice) in enumerate(pairs) if draft != choice), len(drafts))
 
 
 class _Recorder:
@@ -111,24 +123,43 @@ class _Recorder:
     def propose(self, sequences: Sequence[Any], limits: Sequence[int]) -> Proposal:
         draft_logits: Callable[..., np.ndarray] = self.inner.drafter.draft_logits
         seen: list[np.ndarray] = []
+        drawn: list[Drawn] = []
+        tensors: dict[str, np.ndarray] = {}
 
-        def noting(*arguments: Any) -> np.ndarray:
-            seen.append(draft_logits(*arguments))
+        def noting(*arguments: Any, **named: Any) -> np.ndarray:
+            seen.append(draft_logits(*arguments, **named))
+            tensors["base_logits"] = seen[-1].copy()
             return seen[-1]
 
-        with _replaced(self.inner.drafter, "draft_logits", noting):
+        draw = self.inner._draw_block if hasattr(self.inner, "_draw_block") else self.inner._draw
+
+        def noting_draw(*arguments: Any) -> Drawn:
+            drawn.append(draw(*arguments))
+            return drawn[-1]
+
+        with ExitStack() as stack:
+            stack.enter_context(_replaced(self.inner.drafter, "draft_logits", noting))
+            stack.enter_context(_replaced(self.inner, draw.__name__, noting_draw))
+            if isinstance(self.inner, DFlash2Proposer):
+                selector = _NotingSelector(self.inner.drafter.selector, tensors)
+                stack.enter_context(_replaced(self.inner.drafter, "selector", selector))
             proposal = self.inner.propose(sequences, limits)
-        (sequence,), (drafts,), (logits,) = sequences, proposal.drafts, seen
+        (sequence,), (verified,), (logits,) = sequences, proposal.drafts, seen
         anchor = len(sequence.token_ids) - 1
+        (drafts,) = drawn[0].drafts
         positions = [np.arange(first, first + len(taps)) for first, taps in self._context]
-        block = np.arange(anchor, anchor + len(drafts) + 1)
-        tensors = {
+        width = len(drafts) + (0 if self.inner.drafter.config.anchor_first else 1)
+        tensors |= {
             "taps": np.concatenate([taps for _, taps in self._context]),
-            "position_ids": np.concatenate([*positions, block]),
+            "position_ids": np.concatenate([*positions, np.arange(anchor, anchor + width)]),
             "draft_logits": logits.copy(),
         }
         self._context = []
         self._round = Round(anchor, sequence.token_ids[-1], drafts, 0, [], tensors=tensors)
+        if isinstance(self.inner, DSparkProposer):
+            self._round.verified_draft_tokens = list(verified)
+            assert drawn[0].confidence is not None
+            (self._round.confidence,) = drawn[0].confidence
         return proposal
 
 
@@ -139,10 +170,30 @@ class _replaced:
         self.owner, self.name, self.value = owner, name, value
 
     def __enter__(self) -> None:
+        self.before = vars(self.owner).get(self.name, self)
         setattr(self.owner, self.name, self.value)
 
     def __exit__(self, *_: object) -> None:
-        delattr(self.owner, self.name)
+        if self.before is self:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.before)
+
+
+class _NotingSelector:
+    """DFlash 2's selector, with what it scored."""
+
+    def __init__(self, inner: Any, tensors: dict[str, np.ndarray]) -> None:
+        self.inner, self.tensors = inner, tensors
+
+    def draft(self, *arguments: Any) -> Any:
+        tokens, ids, scores, probs = self.inner.draft(*arguments)
+        self.tensors |= {
+            "selector_candidates": ids,
+            "selector_scores": scores,
+            "selector_path": np.array(tokens),
+        }
+        return tokens, ids, scores, probs
 
 
 def _greedy(count: int, stop: list[int] | None = None) -> SamplingParams:

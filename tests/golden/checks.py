@@ -134,7 +134,8 @@ def full_rounds(expected: dict[str, Any]) -> Iterable[dict[str, Any]]:
     first = expected["rounds"][0]["anchor_position"] if expected["rounds"] else 0
     end = first + expected["max_new_tokens"]
     for each in expected["rounds"]:
-        if end - 1 - each["anchor_position"] < expected["width"]:
+        # an anchor-first block of `width` slots has as many drafts, another one less
+        if end - 1 - each["anchor_position"] < max(expected["width"], len(each["draft_tokens"]) + 1):
             return
         yield each
 

@@ -41,8 +41,36 @@ def inverse_frequencies(head_dim: int, config: dict[str, Any]) -> np.ndarray:
         return frequencies / scaling["factor"]
     if kind == "llama3":
         return np.array([_llama3(f, scaling) for f in frequencies])
+    if kind == "yarn":
+        return _yarn(frequencies, theta, scaling)
     assert kind == "default", kind
     return frequencies
+
+
+def rotation_scale(config: dict[str, Any]) -> float:
+    """What cosines and sines are multiplied by."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if scaling.get("rope_type", scaling.get("type")) != "yarn":
+        return 1.0
+    return scaling.get("attention_factor", 1.0 + 0.1 * math.log(scaling["factor"]))
+
+
+def _yarn(frequencies: np.ndarray, theta: float, scaling: dict[str, Any]) -> np.ndarray:
+    """YaRN (arXiv 2309.00071), pair by pair: how far each is between the pairs that turn beta_fast and beta_slow times
+    within the original context."""
+    out, n = [], len(frequencies)
+
+    def pair(turns: float) -> float:
+        return n * math.log(scaling["original_max_position_embeddings"] / (2 * math.pi * turns), theta)
+
+    first, last = pair(scaling.get("beta_fast", 32)), pair(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * n - 1)
+    for i, frequency in enumerate(frequencies):
+        slowed = min(1.0, max(0.0, (i - first) / max(last - first, 1e-3)))
+        out.append(slowed * frequency / scaling["factor"] + (1 - slowed) * frequency)
+    return np.array(out)
 
 
 def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
@@ -53,15 +81,18 @@ def _llama3(frequency: float, scaling: dict[str, Any]) -> float:
     return (1 - share) * frequency / scaling["factor"] + share * frequency
 
 
-def rotate(x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, interleaved: bool = False) -> np.ndarray:
+def rotate(
+    x: np.ndarray, positions: np.ndarray, frequencies: np.ndarray, *, interleaved: bool = False, scale: float = 1.0
+) -> np.ndarray:
     """x [n, heads, head_dim]; the first 2 * len(frequencies) dimensions turn."""
     half = len(frequencies)
     angle = positions[:, None, None] * frequencies
     first = np.arange(half) * 2 if interleaved else np.arange(half)
     second = first + (1 if interleaved else half)
     out = x.copy()
-    out[..., first] = x[..., first] * np.cos(angle) - x[..., second] * np.sin(angle)
-    out[..., second] = x[..., second] * np.cos(angle) + x[..., first] * np.sin(angle)
+    cos, sin = scale * np.cos(angle), scale * np.sin(angle)
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
     return out
 
 
@@ -114,6 +145,7 @@ class Reference:
         self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         self.head_dim = config["head_dim"]
         self.frequencies = inverse_frequencies(self.head_dim, config)
+        self.rotation_scale = rotation_scale(config)
         self.interleaved = config.get("rope_is_neox_style", config.get("is_neox_style")) is False
         kinds = config.get("layer_types") or []
         self.windows = [config["sliding_window"] if k == "sliding_attention" else 0 for k in kinds]
@@ -129,7 +161,9 @@ class Reference:
             return self.round(out)
         norm = self.w.get(f"{prefix}.self_attn.{which}_norm.weight")
         out = out if norm is None else rms_norm(out, norm, self.eps)
-        return self.round(rotate(out, positions, self.frequencies, interleaved=self.interleaved))
+        return self.round(
+            rotate(out, positions, self.frequencies, interleaved=self.interleaved, scale=self.rotation_scale)
+        )
 
     def mlp(self, x: np.ndarray, prefix: str) -> np.ndarray:
         h = rms_norm(x, self.w[f"{prefix}.post_attention_layernorm.weight"], self.eps)
@@ -168,25 +202,47 @@ class DrafterReference(Reference):
 
     def draft_logits(self, taps: np.ndarray, anchor: int, drafts: int) -> np.ndarray:
         """Logits [drafts, V] of the mask slots behind `anchor`, whose position is len(taps)."""
+        return self.head_logits(self.block(taps, anchor, drafts + 1)[1:])
+
+    def head_logits(self, hidden: np.ndarray) -> np.ndarray:
+        """Logits of slots [n, H] behind the final norm, with multiplier and cap."""
+        head = self.w.get("lm_head.weight", self.target.w.get("lm_head.weight"))
+        head = self.target.w["model.embed_tokens.weight"] if head is None else head
+        logits = hidden @ head.T * self.settings.get("output_multiplier", 1.0)
+        cap = self.settings.get("final_logit_softcapping", 0.0)
+        return cap * np.tanh(logits / cap) if cap else logits
+
+    def mix_input(self, y: np.ndarray, name: str) -> np.ndarray:
+        """What a sublayer reads of its normed rows."""
+        return y
+
+    def mix_output(self, y: np.ndarray, out: np.ndarray, name: str) -> np.ndarray:
+        """What a sublayer adds, given its normed rows and its output."""
+        return out
+
+    def block(self, taps: np.ndarray, anchor: int, slots: int) -> np.ndarray:
+        """Hidden states [slots, H] behind the final norm of [anchor, mask, ...]; the anchor's position is len(taps)."""
         n = len(taps)
-        context_at, block_at = np.arange(n), np.arange(n, n + drafts + 1)
+        context_at, block_at = np.arange(n), np.arange(n, n + slots)
         context = rms_norm(self.linear(taps, "fc"), self.w["hidden_norm.weight"], self.eps)
-        embedding = self.target.w["model.embed_tokens.weight"]
-        x = embedding[[anchor] + [self.settings["mask_token_id"]] * drafts]
+        embedding = self.w.get("embed_tokens.weight", self.target.w["model.embed_tokens.weight"])
+        x = embedding[[anchor] + [self.settings["mask_token_id"]] * (slots - 1)]
         x = x * self.settings.get("input_embedding_scale", 1.0)
         keys_at = np.concatenate([context_at, block_at])
         for i, window in enumerate(self.windows):
             prefix = f"layers.{i}"
-            h = rms_norm(x, self.w[f"{prefix}.input_layernorm.weight"], self.eps)
+            y = rms_norm(x, self.w[f"{prefix}.input_layernorm.weight"], self.eps)
+            h = self.mix_input(y, f"{prefix}.attention_conv")
             q = self.project(h, prefix, block_at, "q")
             k, v = (
                 np.concatenate([self.project(context, prefix, context_at, w), self.project(h, prefix, block_at, w)])
                 for w in "kv"
             )
             seen = visible(block_at, keys_at, causal=self.causal[i], window=window)
-            x = x + self.linear(attention(q, k, v, seen).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
-            x = x + self.mlp(x, prefix)
-        head = self.target.w.get("lm_head.weight", embedding)
-        logits = rms_norm(x, self.w["norm.weight"], self.eps)[1:] @ head.T * self.settings.get("output_multiplier", 1.0)
-        cap = self.settings.get("final_logit_softcapping", 0.0)
-        return cap * np.tanh(logits / cap) if cap else logits
+            out = self.linear(attention(q, k, v, seen).reshape(len(x), -1), f"{prefix}.self_attn.o_proj")
+            x = x + self.mix_output(y, out, f"{prefix}.attention_conv")
+            y = rms_norm(x, self.w[f"{prefix}.post_attention_layernorm.weight"], self.eps)
+            h = self.mix_input(y, f"{prefix}.mlp_conv")
+            gate, up = self.linear(h, f"{prefix}.mlp.gate_proj"), self.linear(h, f"{prefix}.mlp.up_proj")
+            x = x + self.mix_output(y, self.linear(silu(gate) * up, f"{prefix}.mlp.down_proj"), f"{prefix}.mlp_conv")
+        return rms_norm(x, self.w["norm.weight"], self.eps)

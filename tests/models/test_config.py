@@ -19,6 +19,7 @@ from paceline.weights.checkpoint import open_checkpoint
 from .tiny import Shape, config_of, tensors_of, write, write_target
 
 BASE = config_of(Shape())
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -45,8 +46,20 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
         for v in (0, -1.0, "x", float("nan"), 1e-300, 1e-37, 1e308, 10**400, -(10**5000))
     ),
     *(("rope_theta", {"rope_parameters": {"rope_theta": v}}) for v in (0, 1e-300, 1e308)),
-    *(("rope_type", {"rope_scaling": {"type": v, "factor": 2.0}}) for v in ("yarn", "dynamic", "longrope", "mrope", 3)),
-    *(("rope_type", {"rope_parameters": {"rope_type": v, "rope_theta": 1e4}}) for v in ("yarn", None)),
+    *(("rope_type", {"rope_scaling": {"type": v, "factor": 2.0}}) for v in ("dynamic", "longrope", "mrope", 3)),
+    *(("rope_type", {"rope_parameters": {"rope_type": v, "rope_theta": 1e4}}) for v in ("longrope", None)),
+    *(
+        (name, {"rope_scaling": {"rope_type": "yarn", **YARN, name: v}})
+        for name, v in (
+            *(("factor", v) for v in (None, 0, 0.5, "2", float("nan"), 1e300)),
+            *(("original_max_position_embeddings", v) for v in (None, 0, -1)),
+            *(("beta_fast", v) for v in (-1, 0.5, "x")),
+            *(("beta_slow", v) for v in (0, -1)),
+            *(("attention_factor", v) for v in (0, -1, 1e9, "x")),
+            *(("mscale", v) for v in (0.7, 1)),
+            ("truncate", "no"),
+        )
+    ),
     ("rope_scaling", {"rope_scaling": [1]}),
     *(
         ("factor", {"rope_scaling": {"type": "linear", "factor": v}})

@@ -64,7 +64,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
         ("architectures", {**changed(), "architectures": a})
         for a in (
             ["Qwen3ForCausalLM"],
-            ["DFlash2DraftModel"],
+            ["DFlash3DraftModel"],
+            ["DFlashDraftModel", "DFlash2DraftModel"],
             None,
             [],
             5,
@@ -75,8 +76,10 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ),
     ("projector_type", changed(projector_type="domino")),
     ("projector_type", {**changed(), "projector_type": "dspark"}),
-    ("sample_from_anchor", changed(sample_from_anchor=True)),
-    ("sample_from_anchor", {**changed(), "sample_from_anchor": True}),
+    ("sample_from_anchor", changed(sample_from_anchor=1)),
+    ("sample_from_anchor", {**changed(), "sample_from_anchor": "no"}),
+    ("conv_group_size", {**changed(), "architectures": ["DFlash2DraftModel"]}),
+    ("markov_rank", {**changed(), "architectures": ["DSparkDraftModel"]}),
     ("shift_label", changed(shift_label=True)),
     ("causal_head", changed(causal_head=True)),
     ("attention_sink_bias", changed(attention_sink_bias=True)),
@@ -86,7 +89,8 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("logit_scale", {**changed(), "logit_scale": 0.5}),
     ("draft_vocab_size", {**changed(), "draft_vocab_size": 32}),
     ("swa_window_size", changed(use_swa=True, swa_window_size=8)),
-    ("rope_type", {**changed(), "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+    ("original_max_position", {**changed(), "rope_scaling": {"rope_type": "yarn", "factor": 2.0}}),
+    ("rope_type", {**changed(), "rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
     # values of the wrong type
     ("dflash_config", {**changed(), "dflash_config": [1]}),
     ("is_causal", {**changed(), "is_causal": "no"}),
@@ -299,6 +303,10 @@ DRAFTS = {
         extra={"input_embedding_scale": 2.5, "output_multiplier": 0.3, "final_logit_softcapping": 1.5},
     ),
     "k and v inside a panel": Draft(taps=(0, 1), heads=3, kv_heads=3, head_dim=6, bias=True),
+    "YaRN": Draft(
+        taps=(0, 1),
+        extra={"rope_scaling": {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 32}},
+    ),
     "one layer, wide heads": Draft(taps=(0,), layers=1, heads=1, kv_heads=1, head_dim=256),
 }
 

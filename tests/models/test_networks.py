@@ -27,6 +27,28 @@ LLAMA3 = {
 SHAPES = {
     "llama": Shape(),
     "llama biases": Shape(bias=True, mlp_bias=True, tied=True, hidden=44, inner=33, head_dim=10),
+    "yarn rope": Shape(
+        "qwen3",
+        rope={"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}},
+    ),
+    "yarn rope, all fields": Shape(
+        hidden=42,
+        head_dim=32,
+        heads=6,
+        kv_heads=3,
+        rope={
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 2.0,
+                "original_max_position_embeddings": 50,
+                "beta_fast": 6.0,
+                "beta_slow": 2.0,
+                "attention_factor": 1.3,
+                "truncate": False,
+            }
+        },
+    ),
     "llama 3 rope": Shape(hidden=42, head_dim=32, heads=6, kv_heads=3, rope=LLAMA3),
     "llama linear rope": Shape(rope={"rope_scaling": {"rope_type": "linear", "factor": 3.0}}, heads=8, kv_heads=1),
     "qwen2": Shape("qwen2", vocab=131, hidden=33, inner=49, heads=6, kv_heads=3, head_dim=6),

@@ -25,6 +25,12 @@ from paceline.values import shown
             ("dflash", "z-lab/Qwen3-8B-DFlash-b16", 15),
         ),
         ({"method": "dflash"}, ("dflash", None, None, None, None)),
+        ({"model": "deepseek-ai/dspark_qwen3_4b_block7"}, ("dspark", "deepseek-ai/dspark_qwen3_4b_block7", None)),
+        ({"model": "z-lab/Qwen3.8-27B-DFlash2"}, ("dflash2", "z-lab/Qwen3.8-27B-DFlash2", None)),
+        ({"model": "Qwen/Qwen3-0.6B"}, ("draft_model", "Qwen/Qwen3-0.6B", 5)),
+        ({"method": "draft_model", "model": "x", "num_speculative_tokens": 3}, ("draft_model", "x", 3, None, None)),
+        ({"method": "dflash", "model": "x", "prompt_lookup_max": 4}, ("dflash", "x", None, 4, 4)),
+        ({"method": "dspark", "model": "x", "prompt_lookup_min": 2}, ("dspark", "x", None, 2, 2)),
     ],
 )
 def test_vllms_json_is_understood(source, expected):
@@ -81,7 +87,13 @@ def test_vllms_json_is_understood(source, expected):
         ),
         ({"method": "ngram", "model": "org/drafter"}, ["model='org/drafter'", "ngram"]),
         ({"method": "dflash", "model": ""}, ["model=''"]),
-        ({"method": "dflash", "prompt_lookup_max": 3}, ["prompt_lookup_max=3", "ngram"]),
+        ({"method": "dflash", "prompt_lookup_min": 3, "prompt_lookup_max": 2}, ["prompt_lookup_min=3", "exceed"]),
+        ({"method": "draft_model"}, ["draft_model", "needs model"]),
+        *(
+            ({"method": "dspark", "confidence_threshold": value}, ["confidence_threshold=", "0 to 1"])
+            for value in (-0.1, 1.1, "0.5", True, float("nan"), 10**400)
+        ),
+        ({"method": "dflash", "confidence_threshold": 0.5}, ["confidence_threshold=0.5", "dspark"]),
     ],
     ids=shown,
 )

@@ -92,24 +92,24 @@ class Request:
 
 
 def test_requests_have_their_own_state():
-    proposer = NgramProposer(2, 3)
+    proposer = NgramProposer(2, 3, 7)
     a, b = Request("a", [1, 2, 3, 1, 2]), Request("b", [1, 2, 4, 1, 2])
-    assert proposer.propose(a, 1) == [3]
-    assert proposer.propose(b, 1) == [4]
+    assert proposer.guess(a, 1) == [3]
+    assert proposer.guess(b, 1) == [4]
     a.token_ids += [3, 1]
-    assert proposer.propose(a, 2) == [2, 3]
+    assert proposer.guess(a, 2) == [2, 3]
     del a.token_ids[5:]  # cut by a stop, or preempted
-    assert proposer.propose(a, 1) == [3]
+    assert proposer.guess(a, 1) == [3]
     proposer.finish(a)
     proposer.finish(a)
     a.token_ids = [5, 5, 5]
-    assert proposer.propose(a, 2) == [5, 5]
-    assert proposer.propose(b, 0) == []
+    assert proposer.guess(a, 2) == [5, 5]
+    assert proposer.guess(b, 0) == []
 
 
 def test_an_index_catches_up_with_its_request():
-    proposer = NgramProposer(2, 2)
+    proposer = NgramProposer(2, 2, 7)
     request = Request("r", [1, 2])
-    assert proposer.propose(request, 3) == []
+    assert proposer.guess(request, 3) == []
     request.token_ids += [3, 1, 2]
-    assert proposer.propose(request, 1) == [3]
+    assert proposer.guess(request, 1) == [3]

@@ -1,0 +1,135 @@
+"""`paceline train calibrate`: let a DSpark drafter draft, see what is kept, and fit its confidence to that.
+
+Needs no PyTorch: this engine drafts and verifies, and the fit is a grid search over one number per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.speculation.calibration import Calibration, Fit, fit_calibration, write_calibration
+from paceline.speculation.dspark import DSparkProposer
+from paceline.speculation.length import DraftLengthPolicy
+
+from .corpus import say
+from .errors import TrainError
+from .prompts import read_prompts
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+CERTAIN = 30.0  # logits beyond this are chances that fp64 cannot tell from 0 or 1
+
+
+class Recorder(DraftLengthPolicy):
+    """Lets whole blocks be drafted and verified, and keeps (confidence logits, number accepted) of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[tuple[list[float], int]] = []
+        self._said: dict[int, list[float]] = {}
+
+    def choose(self, requests: Sequence[int], limits: Sequence[int], other_rows: int = 0) -> list[int]:
+        return list(limits)
+
+    def trim(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        other_rows: int = 0,
+    ) -> None:
+        for request, row in zip(requests, chances, strict=True):
+            self._said[request] = logits_of(row)
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        said = self._said.pop(request, None)
+        if said is not None and drafted:
+            self.blocks.append((said[:drafted], accepted))
+
+    def finish(self, request: int) -> None:
+        self._said.pop(request, None)
+
+
+def logits_of(chances: Sequence[float]) -> list[float]:
+    """The logits whose sigmoid the chances are, within +-CERTAIN."""
+    p = np.asarray(chances, np.float64)
+    with np.errstate(divide="ignore"):
+        return np.clip(np.log(p) - np.log1p(-p), -CERTAIN, CERTAIN).tolist()
+
+
+def record(
+    llm: LLM, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int = 0, batch: int = 16
+) -> list[tuple[list[float], int]]:
+    """What became of the drafts of these prompts, uncalibrated. Raises TrainError for a drafter without confidence."""
+    from paceline.sampling_params import SamplingParams
+
+    proposer = llm.engine.proposer
+    if not isinstance(proposer, DSparkProposer) or not proposer.confident:
+        raise TrainError("this drafter has no confidence head: there is nothing to calibrate")
+    before, proposer.calibration = proposer.calibration, Calibration()
+    policy, recorder = llm.engine.lengths, Recorder()
+    llm.engine.lengths = recorder
+    try:
+        for first in range(0, len(prompts), batch):
+            part = list(prompts[first : first + batch])
+            params = [
+                SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + first + i)
+                for i in range(len(part))
+            ]
+            llm.generate(part, params)
+    finally:
+        llm.engine.lengths, proposer.calibration = policy, before
+    return recorder.blocks
+
+
+def calibrate(
+    model: str,
+    drafter: str,
+    prompts: Path,
+    *,
+    limit: int,
+    max_tokens: int,
+    temperature: float,
+    dtype: str,
+    out: Path | None,
+    report: Callable[[str], None] = say,
+) -> Fit:
+    """`train calibrate`: fit, report, and write the sidecar into the drafter's folder or `out`."""
+    from paceline.llm import LLM
+
+    llm = LLM(model, dtype=dtype, speculative_config={"method": "dspark", "model": drafter})  # type: ignore[arg-type]
+    proposer = llm.engine.proposer
+    assert isinstance(proposer, DSparkProposer)
+    wanted = read_prompts(prompts)[:limit]
+    room = llm.max_model_len - 8
+    ids = [llm.tokenizer.encode_chat(list(p.messages)) for p in wanted]
+    blocks = record(llm, [i for i in ids if len(i) < room], max_tokens=max_tokens, temperature=temperature)
+    try:
+        fit = fit_calibration(blocks)
+    except ValueError as error:
+        raise TrainError(f"{prompts}: {error}; use more prompts or longer answers") from None
+    folder = out or proposer.drafter.path
+    about = {"model": model, "prompts": len(wanted), "max_tokens": max_tokens, "temperature": temperature}
+    try:
+        path = write_calibration(folder, fit, about)
+    except OSError as error:
+        raise PacelineError(f"{folder}: cannot be written: {error.strerror}; name another folder with --out") from None
+    for line in table(fit):
+        report(line)
+    report(f"{path} written; it is used whenever this drafter is loaded from that folder")
+    return fit
+
+
+def table(fit: Fit) -> list[str]:
+    """One line per position: how many drafts reached it, its temperature, the error of survival before and after."""
+    lines = ["position  drafts  temperature  error before  after"]
+    rows = zip(fit.samples, fit.temperatures, fit.error_before, fit.error_after, strict=True)
+    for i, (count, temperature, before, after) in enumerate(rows, 1):
+        lines.append(f"{i:8d}  {count:6d}  {temperature:11.3f}  {before:12.4f}  {after:.4f}")
+    return lines

@@ -1,0 +1,99 @@
+"""Calibration of confidence: what is fitted is what the drafts were made with, and files are read strictly."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import CheckpointError
+from paceline.speculation.calibration import (
+    CALIBRATION_FILE,
+    Calibration,
+    calibration_error,
+    fit_calibration,
+    read_calibration,
+    write_calibration,
+)
+
+TRUE = (2.0, 0.5, 1.0, 3.0)
+
+
+def blocks(count: int, seed: int = 0) -> list[tuple[list[float], int]]:
+    """Drafts whose chance at position k is sigmoid(logit / TRUE[k])."""
+    rng = np.random.default_rng(seed)
+    out = []
+    for _ in range(count):
+        logits = rng.normal(1.0, 2.0, len(TRUE))
+        kept = rng.random(len(TRUE)) < 1 / (1 + np.exp(-logits / np.array(TRUE)))
+        accepted = int(np.argmin(kept)) if not kept.all() else len(TRUE)
+        out.append((logits.tolist(), accepted))
+    return out
+
+
+def test_the_temperatures_of_the_data_are_found() -> None:
+    fit = fit_calibration(blocks(40_000))
+    assert fit.samples == (40_000,) * 4
+    assert fit.temperatures[:2] == pytest.approx(TRUE[:2], rel=0.2)
+    assert fit.error_after[0] < 0.012 < fit.error_before[0]
+    assert all(after <= before + 0.003 for before, after in zip(fit.error_before, fit.error_after, strict=True))
+    fresh = blocks(40_000, seed=1)
+    logits = np.array([row for row, _ in fresh])
+    survived = np.array([[a > k for k in range(4)] for _, a in fresh])
+    said = np.cumprod([Calibration(fit.temperatures).chances(row) for row in logits], 1)
+    raw = np.cumprod([Calibration().chances(row) for row in logits], 1)
+    for k in range(4):
+        assert calibration_error(said[:, k], survived[:, k]) < 0.02
+    assert calibration_error(raw[:, 0], survived[:, 0]) > 0.04
+
+
+def test_rare_positions_take_the_temperature_before_them() -> None:
+    few = [(row[:2], min(a, 2)) for row, a in blocks(500)] + blocks(10, seed=2)
+    fit = fit_calibration(few)
+    assert fit.samples == (510, 510, 10, 10)
+    assert fit.temperatures[1] == fit.temperatures[2] == fit.temperatures[3]
+
+
+@pytest.mark.parametrize("data", [[], [([], 0)] * 100, blocks(49)])
+def test_too_little_data_is_said(data: list[tuple[list[float], int]]) -> None:
+    with pytest.raises(ValueError, match="at least 50"):
+        fit_calibration(data)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-40, 40), max_size=9), st.lists(st.floats(0.01, 100), max_size=4))
+def test_chances_are_chances(logits: list[float], temperatures: list[float]) -> None:
+    chances = Calibration(tuple(temperatures)).chances(np.array(logits))
+    assert len(chances) == len(logits) and ((chances >= 0) & (chances <= 1)).all()
+    if temperatures and len(logits) > len(temperatures):
+        assert chances[-1] == pytest.approx(1 / (1 + np.exp(-logits[-1] / temperatures[-1])))
+
+
+def test_a_fit_is_written_and_read(tmp_path) -> None:
+    assert read_calibration(tmp_path) == Calibration()
+    fit = fit_calibration(blocks(200))
+    path = write_calibration(tmp_path, fit, {"model": "x"})
+    assert read_calibration(tmp_path).temperatures == fit.temperatures
+    content = json.loads(path.read_text())
+    assert content["model"] == "x" and len(content["samples"]) == 4
+    assert [p.name for p in tmp_path.iterdir()] == [CALIBRATION_FILE]
+
+
+DAMAGED = ("", "[]", "{", "[" * 50_000, '{"temperatures": null}', '{"temperatures": []}', '{"temperatures": [0]}')
+NO_NUMBERS = ('{"temperatures": ["1"]}', '{"temperatures": [true]}', '{"temperatures": [NaN]}', '{"temperatures": 1}')
+
+
+@pytest.mark.parametrize("text", [*DAMAGED, *NO_NUMBERS, '{"temperatures": [1e999]}'], ids=lambda text: text[:30])
+def test_a_damaged_file_is_refused_by_name(tmp_path, text: str) -> None:
+    (tmp_path / CALIBRATION_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
+        read_calibration(tmp_path)
+
+
+def test_a_link_to_nothing_is_refused(tmp_path) -> None:
+    (tmp_path / CALIBRATION_FILE).symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
+        read_calibration(tmp_path)

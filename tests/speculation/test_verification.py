@@ -1,0 +1,100 @@
+"""How much of a finished draft is verified, and what is learnt from the rest."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import reduce
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.speculation.length import Acceptance, CostTable, DraftLengthPolicy, verified_lengths
+
+
+def table(times: dict[int, float]) -> CostTable:
+    costs = CostTable()
+    costs.preset(times)
+    return costs
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 3), st.floats(0, 3))
+def test_the_prefixes_are_the_best_of_all(seed: int, requests: int, other_rows: int, paid: float) -> None:
+    """(1 + expected accepted) / (T_draft + T_verify), of all requests together, by trying every combination."""
+    rng = random.Random(seed)
+    chances = [[rng.random() for _ in range(rng.randint(0, 4))] for _ in range(requests)]
+    costs = table({rows: 1.0 + rng.random() * rows for rows in range(1, 24)})
+
+    def rate(lengths: tuple[int, ...]) -> float:
+        expected = float(requests + other_rows)
+        for row, length in zip(chances, lengths, strict=True):
+            expected += sum(reduce(lambda a, b: a * b, row[: j + 1]) for j in range(length))
+        return expected / (paid + costs.seconds(requests + other_rows + sum(lengths)))
+
+    chosen = tuple(verified_lengths(chances, costs, paid, other_rows))
+    every = itertools.product(*(range(len(row) + 1) for row in chances))
+    assert rate(chosen) == pytest.approx(max(map(rate, every)))
+
+
+def test_doubtful_drafts_are_left_out_and_sure_ones_kept() -> None:
+    costs = table({rows: 1.0 + 0.1 * rows for rows in range(1, 20)})
+    assert verified_lengths([[0.99, 0.99, 0.02, 0.99]], costs, 0.2) == [2]
+    assert verified_lengths([[0.99] * 4], costs, 0.2) == [4]
+    assert verified_lengths([[0.01] * 4], costs, 0.2) == [0]
+    assert verified_lengths([[0.9, 0.9], [0.01, 0.9], []], costs, 0.2) == [2, 0, 0]
+    dear = table({rows: float(rows) for rows in range(1, 20)})
+    assert verified_lengths([[0.9] * 4], dear, 0.0) == [0]
+    assert verified_lengths([[0.9] * 4], dear, 3.0)[0] > 0, "a draft that is paid is used"
+
+
+def policy() -> DraftLengthPolicy:
+    out = DraftLengthPolicy()
+    out.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 60)})
+    out.draft = table({rows: 0.2 for rows in range(1, 60)})
+    return out
+
+
+def test_trimming_cuts_in_place_and_counts_what_was_left_out() -> None:
+    lengths = policy()
+    drafts = [[1, 2, 3, 4], [5, 6, 7, 8]]
+    lengths.trim([1, 2], drafts, [[0.99, 0.99, 0.01, 0.5], [0.01, 0.5, 0.5, 0.5]])
+    assert drafts == [[1, 2], []]
+    lengths.observe(1, 2, 2)
+    own = lengths._own[1]
+    assert own.tries == pytest.approx([1, 1, 1, 0.01]) and own.hits == pytest.approx([1, 1, 0.01, 0.005])
+    lengths.observe(2, 0, 0)
+    assert lengths._own[2].tries == pytest.approx([1, 0.01, 0.005, 0.0025])
+    lengths.trim([1], [[1, 2, 3]], [[0.99, 0.99, 0.01]])
+    lengths.observe(1, 2, 1)  # refused before the cut: nothing is known of what lies behind it
+    assert lengths._own[1].tries[2] == pytest.approx(0.97)
+    for request in (1, 2):
+        lengths.finish(request)
+    assert not lengths._own and not lengths._cut
+
+
+def test_a_request_whose_drafts_are_always_doubtful_is_no_longer_drafted_for() -> None:
+    lengths = policy()
+    lengths.whole = True
+    asked = []
+    for _ in range(400):
+        (count,) = lengths.choose([1], [7])
+        assert count in (0, 7), "whole blocks or none"
+        asked.append(count)
+        if count:
+            drafts = [list(range(7))]
+            lengths.trim([1], drafts, [[0.05] * 7])
+            lengths.observe(1, len(drafts[0]), 0)
+    assert asked[0] == 7 and sum(asked[200:]) < 7 * 20
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), max_size=6), st.integers(0, 3))
+def test_expected_drafts_keep_chances_chances(chances: list[float], first: int) -> None:
+    own = Acceptance()
+    own.observe(first, first)
+    own.expect(first, chances)
+    assert all(0 <= h <= t + 1e-12 for h, t in zip(own.hits, own.tries, strict=True))
+    survival = own.survival(8)
+    assert all(a >= b >= 0 for a, b in itertools.pairwise(survival))
