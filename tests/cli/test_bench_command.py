@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from fakes.openai_server import FakeServer
 
 from paceline.bench import kernels as bench_kernels
 from paceline.bench.figures import RESULT_KEYS
@@ -196,3 +197,95 @@ def test_without_lists_the_default_grid_runs(paceline, llm, rows, tmp_path):
     assert found[:4] == [(1, 0), (1, 3), (1, 5), (1, 7)]
     assert [c for c, _ in found[4:]] == [2, 2, 4, 4, 8, 8]
     assert {r["repeats"] for r in json.loads((tmp_path / "r.json").read_text())} == {3}
+
+
+@pytest.fixture
+def server():
+    with FakeServer().running() as running:
+        yield running
+
+
+def test_a_server_is_measured_by_its_url(paceline, llm, rows, server, tmp_path):
+    ran = paceline(
+        *("bench", "-d", str(rows), "--base-url", server.url, "-c", "1,2", "--repeats", "1", "--output-len", "8"),
+        *("-o", str(tmp_path / "r.json")),
+    )
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith(f"{server.url}: fake-model")
+    found = json.loads((tmp_path / "r.json").read_text())
+    assert [(r["concurrency"], r["num_speculative_tokens"], r["arm"]) for r in found] == [
+        (1, None, "server"),
+        (2, None, "server"),
+    ]
+    assert [tuple(r) for r in found] == [RESULT_KEYS] * 2
+    assert not llm.opened
+
+
+def test_draft_lengths_go_to_the_server_with_the_requests(paceline, rows, server):
+    ran = paceline("bench", "-d", str(rows), "--base-url", server.url, "-k", "0,2", "--repeats", "1", "--json")
+    assert [row["num_speculative_tokens"] for row in json.loads(ran.out)] == [0, 2]
+    assert {body["num_speculative_tokens"] for body in server.bodies} == {0, 2}
+    assert json.loads(ran.out)[1]["speedup"] is not None
+
+
+def test_two_servers_are_compared_and_may_differ(paceline, rows, server):
+    with FakeServer().running() as other:
+        other.llm.corrupt_speculation = True
+        ran = paceline(
+            *("bench", "-d", str(rows), "--base-url", server.url, "--base-url", other.url, "--repeats", "1", "--json")
+        )
+    first, second = json.loads(ran.out)
+    assert ran.code == 0, ran.err
+    assert first["arm"] in server.url
+    assert (first["speedup"], second["identical"]) == (1.0, False)
+    assert f"Warning: outputs differ from those of {first['arm']}" in ran.err
+
+
+def test_configurations_are_compared(paceline, llm, rows, server):
+    arms = [
+        {"label": "plain", "num_speculative_tokens": 0},
+        {"label": "lookup", "speculative_config": {"method": "ngram"}, "num_speculative_tokens": 2},
+        {"label": "there", "base_url": server.url, "model": "fake-model", "extra_body": {"x": 1}},
+    ]
+    argv = [part for arm in arms for part in ("--arm", json.dumps(arm))]
+    ran = paceline("bench", "-d", str(rows), "--threads", "1", "--repeats", "1", "--json", *argv)
+    assert ran.code == 0, ran.err
+    assert [(r["arm"], r["num_speculative_tokens"]) for r in json.loads(ran.out)] == [
+        ("plain", 0),
+        ("lookup", 2),
+        ("there", None),
+    ]
+    assert [(o.speculation, o.speculative_config, o.threads) for o in llm.opened] == [
+        (False, None, 1),
+        (True, {"method": "ngram"}, 1),
+    ]
+    assert server.bodies[-1]["x"] == 1
+
+
+def test_arms_of_one_model_that_differ_are_a_bug(paceline, llm, rows):
+    llm.corrupt_speculation = True
+    arms = ['{"label": "a", "num_speculative_tokens": 0}', '{"label": "b", "num_speculative_tokens": 2}']
+    ran = paceline("bench", "-d", str(rows), "--repeats", "1", "--arm", arms[0], "--arm", arms[1])
+    assert ran.code == 1
+    assert "outputs differ between arms" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arm", "told"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ('{"lable": "x"}', "unknown key 'lable'; known: label"),
+        ('{"base_url": "http://x", "dtype": "auto"}', "'dtype' belongs to an engine in this process"),
+        ('{"extra_body": {"a": 1}}', "'extra_body' belongs to an arm with base_url"),
+        ('{"num_speculative_tokens": -1}', "-1 in '-1' is below 0"),
+        ('{"speculative_config": {"method": "x"}}', "not supported"),
+        ('{"dtype": "int8"}', "use auto, bfloat16 or float32"),
+        ('{"threads": "2"}', "threads='2' is no int"),
+    ],
+)
+def test_a_wrong_arm_is_refused_before_anything_is_opened(paceline, llm, rows, arm, told):
+    ran = paceline("bench", "-d", str(rows), "--arm", arm)
+    assert ran.code == 2
+    assert told in ran.err
+    assert not llm.opened
