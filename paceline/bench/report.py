@@ -145,15 +145,16 @@ def check_writable(path: Path, option: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` whole or not at all."""
-    _write(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """One JSON object a line, whole or not at all."""
-    _write(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
     part = path.with_name(path.name + ".part")
     try:
         if not path.is_file() and path.exists():  # a device or pipe, such as /dev/stdout

@@ -144,6 +144,25 @@ def bench(
             rich_help_panel=opt.OUTPUT_PANEL,
         ),
     ] = None,
+    report_files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write a report with tables and plots: .html (one file, nothing loaded from elsewhere), .md or .json; may "
+            "be given several times.",
+            rich_help_panel=opt.OUTPUT_PANEL,
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            "--price-per-hour",
+            metavar="P",
+            help="What an hour of this machine costs: the report then has the price per million tokens.",
+            rich_help_panel=opt.OUTPUT_PANEL,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure decoding with and without drafts.
@@ -177,7 +196,7 @@ def bench(
     specs = [parse_arm(text, engine) for text in arm or ()]
     if specs and (base_url or num_speculative_tokens is not None or full):
         raise typer.BadParameter("names its arms itself; drop -k, --base-url and --full, or --arm", param_hint="--arm")
-    from paceline.bench import figures, grid, report
+    from paceline.bench import documents, figures, grid, report
     from paceline.bench.datasets import UnknownDatasetError, load_dataset
     from paceline.cli.engine import note
     from paceline.cli.progress import step_progress
@@ -185,6 +204,10 @@ def bench(
     for path, option in ((output, "--output"), (save_outputs, "--save-outputs")):
         if path is not None:
             report.check_writable(path, option)
+    for path in report_files or ():
+        documents.check_report(path)
+    if price is not None and not 0 < price < 1e9:
+        raise typer.BadParameter(f"{price} is no price", param_hint="--price-per-hour")
     with note("Fetching prompts ..."):
         names = [name.strip() for name in dataset.split(",")]
         try:
@@ -211,6 +234,14 @@ def bench(
         report.write_json(output, rows)
     if save_outputs is not None:
         report.write_jsonl(save_outputs, outputs)
+    if report_files:
+        from paceline.bench.study import make_study
+
+        with note("Timing the parts of a round ..."):
+            settings = [sum(map(len, sets.values())), output_len, temperature, repeats]
+            study = make_study(opened.arms, opened.lines, rows, sets, params, _settings(*settings), price)
+        for path in report_files:
+            documents.write_report(path, study)
     if as_json:
         print(json.dumps(rows))
     else:
@@ -247,6 +278,14 @@ class _Plan:
             list(grid.GRID_LENGTHS) if lengths is None else opt.parse_lengths(lengths, "--num-speculative-tokens"),
             [1] if concurrency is None else opt.parse_ints(concurrency, "--concurrency", least=1),
         )
+
+
+def _settings(prompts: int, output_len: int, temperature: float, repeats: int) -> str:
+    drawn = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    return (
+        f"{opt.count(prompts, 'prompt')}, at most {opt.count(output_len, 'token')} an answer, {drawn}, "
+        f"{opt.count(repeats, 'repeat')}, arms interleaved"
+    )
 
 
 def _fail_on(rows: list[dict[str, Any]], opened: Opened) -> None:
