@@ -191,7 +191,7 @@ def bench(
         logprobs=None if save_outputs is None else 0,
     )
     engine = opt.EngineOptions(
-        model, dtype, threads, None, config, any(plan.lengths), max(DEFAULT_SEQS, *plan.concurrency)
+        model, dtype, threads, None, config, any(plan.lengths), quantization, max(DEFAULT_SEQS, *plan.concurrency)
     )
     specs = [parse_arm(text, engine) for text in arm or ()]
     if specs and (base_url or num_speculative_tokens is not None or full):
