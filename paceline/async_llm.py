@@ -274,6 +274,10 @@ class AsyncLLM:
         """Counters and gauges as they were after the last step; not to be changed."""
         return self._thread.stats
 
+    async def reset_prefix_cache(self) -> None:
+        """Forget the cache of earlier requests, between two steps."""
+        await self._work(self.llm.reset_prefix_cache)
+
     async def drain(self) -> None:
         """Take no more requests, and wait until those in flight have ended."""
         self._draining = True

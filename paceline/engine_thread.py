@@ -256,7 +256,6 @@ class EngineThread:
     def _publish(self) -> None:
         """A copy of the counters that other threads may read."""
         engine, totals = self.llm.engine, self._totals
-        counters = {name: int(getattr(engine, name, 0)) for name in _OPTIONAL}
         self.stats = EngineStats(
             running=len(engine.running),
             waiting=len(engine.waiting),
@@ -269,12 +268,11 @@ class EngineThread:
             gap_seconds=totals.gap_seconds,
             gap_histogram=list(totals.gap_histogram),
             finished=dict(totals.finished),
+            preemptions=engine.scheduler.num_preemptions,
+            prefix_cache_queries=engine.scheduler.stats.queries,
+            prefix_cache_hits=engine.scheduler.stats.hits,
             spec_decode=engine.stats.copy(),
-            **counters,
         )
-
-
-_OPTIONAL: tuple[str, ...] = ()  # counters that the engine keeps beside its speculation statistics
 
 
 def _open(letters: Mail) -> None:

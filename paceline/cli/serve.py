@@ -144,6 +144,14 @@ def serve(
             "--max-num-batched-tokens", min=1, metavar="N", help="Most rows of a pass.", rich_help_panel=LIMITS_PANEL
         ),
     ] = 512,
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Take what prompts have in common with earlier ones from the cache.",
+            rich_help_panel=LIMITS_PANEL,
+        ),
+    ] = True,
     max_waiting: Annotated[
         int,
         typer.Option(
@@ -254,6 +262,7 @@ def serve(
         kv_cache_space=space,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
         allow_longer_drafts=allow_longer_drafts,
     )
     if template is not None:
@@ -314,13 +323,14 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
 
 def _warm_up(llm: LLM) -> None:
     """A few tokens, so that the first client does not pay for plans and first touches of memory."""
+    from paceline.cache import PrefixCacheStats
     from paceline.sampling_params import SamplingParams
     from paceline.speculation.stats import SpecDecodeStats
 
     llm.generate(
         [[0, 0]], SamplingParams(temperature=0.0, max_tokens=min(6, llm.max_model_len - 2) or 1, ignore_eos=True)
     )
-    llm.engine.stats = SpecDecodeStats()  # nobody asked for these
+    llm.engine.stats, llm.engine.scheduler.stats = SpecDecodeStats(), PrefixCacheStats()  # nobody asked for these
 
 
 def _template(given: str | None) -> str | None:

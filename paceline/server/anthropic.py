@@ -95,6 +95,7 @@ class Turn:
             params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
+            cache_salt=r.cache_salt,
             last_only=not r.stream,
         )
         if not r.stream:
@@ -109,7 +110,7 @@ class Turn:
         job = await stack.enter_async_context(run)
         return EventStream(self.stream(stack, job), anthropic_error_event)
 
-    def message(self, job: Job, content: list[dict[str, Any]], made: int) -> dict[str, Any]:
+    def message(self, job: Job, content: list[dict[str, Any]], made: int, cached: int = 0) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "message",
@@ -121,7 +122,7 @@ class Turn:
             "usage": {
                 "input_tokens": job.prompt_tokens,
                 "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 0,
+                "cache_read_input_tokens": cached,
                 "output_tokens": made,
             },
         }
@@ -129,7 +130,7 @@ class Turn:
     def whole(self, job: Job, output: RequestOutput) -> dict[str, Any]:
         choice = output.outputs[0]
         content = [{"type": "text", "text": choice.text}] if choice.text else []
-        body = self.message(job, content, len(choice.token_ids)) | _ending(output)
+        body = self.message(job, content, len(choice.token_ids), output.num_cached_tokens) | _ending(output)
         metrics = self.service.settings.spec_metrics != "none"
         return body | render.extras(output, metrics=metrics, meta=bool(self.request.return_meta_info))
 

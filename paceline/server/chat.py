@@ -54,6 +54,7 @@ class Chat:
             params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
+            cache_salt=r.cache_salt,
             last_only=not r.stream,
         )
         if not r.stream:

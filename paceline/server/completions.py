@@ -48,6 +48,7 @@ class Completion:
             params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
+            cache_salt=r.cache_salt,
             last_only=not r.stream,
         )
         if not r.stream:

@@ -24,7 +24,6 @@ ACCEPTED = frozenset(
         "prompt_cache_retention",
         "prediction",
         "cache_control",
-        "cache_salt",
         "cache_prompt",
         "priority",
         "parallel_tool_calls",

@@ -75,6 +75,7 @@ class GenerationRequest(ApiModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     num_speculative_tokens: int | None = None
+    cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     request_id: str | None = None
@@ -87,6 +88,8 @@ class GenerationRequest(ApiModel):
             self.stream_options.check()
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
+        if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_NAME:
+            raise bad("cache_salt", self.cache_salt, f"use 1 to {MAX_NAME} characters")
         if self.request_id is not None and not 1 <= len(self.request_id) <= MAX_NAME:
             raise bad("request_id", self.request_id, f"use 1 to {MAX_NAME} characters")
 

@@ -87,7 +87,7 @@ def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     return usage(
         sum(len(o.prompt_token_ids) for o in outputs),
         sum(len(c.token_ids) for o in outputs for c in o.outputs),
-        sum(getattr(o.metrics, "num_cached_tokens", 0) for o in outputs),
+        sum(o.num_cached_tokens for o in outputs),
     )
 
 
@@ -126,7 +126,7 @@ def meta_info(output: RequestOutput) -> dict[str, Any]:
         "finish_reason": {"type": choice.finish_reason},
         "prompt_tokens": len(output.prompt_token_ids),
         "completion_tokens": sum(len(c.token_ids) for c in output.outputs),
-        "cached_tokens": getattr(output.metrics, "num_cached_tokens", 0),
+        "cached_tokens": output.num_cached_tokens,
         "e2e_latency": output.metrics.time_to_first_token_s + output.metrics.generation_time_s,
     }
     if stats.num_drafts:

@@ -111,6 +111,7 @@ class Answer:
             params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
+            cache_salt=r.cache_salt,
             last_only=not r.stream,
         )
         if not r.stream:

@@ -62,6 +62,11 @@ def router(service: Service) -> APIRouter:
         body, content_type = service.metrics.exposition(raw.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
+    @routes.post("/reset_prefix_cache", response_model=None)
+    async def reset_prefix_cache() -> Response:
+        await service.engine.reset_prefix_cache()
+        return Response(status_code=200)
+
     @routes.get("/load", response_model=None)
     async def load() -> Response:
         return JsonResponse({"server_load": service.engine.in_flight})

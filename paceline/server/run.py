@@ -25,7 +25,7 @@ SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the inter
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with signals that end in a normal exit: the first drains, the second ends at once."""
+    """uvicorn, with signals that end in a normal exit: the first drains, the second ends requests at once."""
 
     on_ready: Callable[[], None] = staticmethod(lambda: None)
 
@@ -45,7 +45,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit:
-            self.force_exit = True
+            for task in self.server_state.tasks:
+                task.cancel()
         else:
             log.info("%s: requests in flight may finish, new ones are refused", signal.Signals(sig).name)
         self.should_exit = True

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.async_llm import AsyncLLM, RequestStream
 from paceline.outputs import RequestOutput, StreamDelta
@@ -21,8 +22,6 @@ from paceline.server.settings import ServerSettings
 from paceline.speculation.config import MAX_SPECULATIVE_TOKENS
 
 log = logging.getLogger(__name__)
-
-Prompt = str | list[int]
 
 
 def new_id(prefix: str) -> str:
@@ -81,11 +80,12 @@ class Service:
     @asynccontextmanager
     async def run(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[list[int]],
         params: SamplingParams,
         *,
         job_id: str,
         num_speculative_tokens: int | None,
+        cache_salt: str | None,
         last_only: bool,
     ) -> AsyncGenerator[Job, None]:
         """Start one request per prompt, all or none; leaving the block ends what still runs.
@@ -105,8 +105,9 @@ class Service:
             streams = []
             for i, prompt in enumerate(prompts):
                 name = job_id if len(prompts) == 1 else f"{job_id}-{i}"
+                salted: Any = prompt if cache_salt is None else {"prompt_token_ids": prompt, "cache_salt": cache_salt}
                 stream = await self.engine.submit(
-                    prompt, params, request_id=name, num_speculative_tokens=drafts, last_only=last_only
+                    salted, params, request_id=name, num_speculative_tokens=drafts, last_only=last_only
                 )
                 streams.append(await stack.enter_async_context(stream))
             count = len(prompts)

@@ -28,7 +28,7 @@ LONG = SamplingParams(temperature=1.1, seed=3, max_tokens=100, ignore_eos=True)
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(main, 120))  # a hang is a failure, not a stuck test run
+    return asyncio.run(asyncio.wait_for(main, 600))  # a hang is a failure, not a stuck test run
 
 
 @asynccontextmanager

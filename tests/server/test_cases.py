@@ -40,7 +40,10 @@ def both(server: Live, script: Script, **fields: Any) -> dict[str, Any]:
         chunks = server.events(PLAIN, stream_options={"include_usage": True}, **ask)
     without = server.ok(PLAIN, num_speculative_tokens=0, **ask)
     [choice] = first["choices"]
-    assert choice == without["choices"][0] and first["usage"] == without["usage"]
+    assert choice == without["choices"][0]
+    for body in (first, without, chunks[-1]):  # what the prefix cache had depends on who came before
+        del body["usage"]["prompt_tokens_details"]
+    assert first["usage"] == without["usage"]
     got = joined(chunks)
     for name in ("text", "token_ids", "finish_reason", "stop_reason"):
         assert got[name] == choice[name], name

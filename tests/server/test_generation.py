@@ -198,3 +198,25 @@ def test_small_endpoints(server):
     assert "path" not in info["engine"]
     assert get("/load").json() == {"server_load": 0}
     assert get("/nix").status_code == 404 and get(CHAT).status_code == 405
+
+
+def test_known_beginnings_are_found_and_change_nothing(server, plain):
+    """Failure case 23 for this engine: the same long prompt twice, then longer; hits are reported, salts keep apart."""
+    prompt = [(5 * i) % 100 for i in range(80)]
+    assert server.post("/reset_prefix_cache").status_code == 200
+
+    def cached(**fields):
+        body = server.ok(PLAIN, return_token_ids=True, **SAMPLED, **fields)
+        ids = fields["prompt"]
+        assert (
+            body["choices"][0]["token_ids"] == plain.generate([ids], SamplingParams(**SAMPLED))[0].outputs[0].token_ids
+        )
+        return body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert cached(prompt=prompt) == 0
+    assert cached(prompt=prompt) >= 48
+    assert cached(prompt=[*prompt, 1, 2, 3]) >= 48
+    assert cached(prompt=prompt, cache_salt="mine") == 0 and cached(prompt=prompt, cache_salt="mine") >= 48
+    text = server.client.get("/metrics").text
+    hits = [line for line in text.splitlines() if line.startswith("vllm:prefix_cache_hits_total")]
+    assert float(hits[0].split()[-1]) >= 144

@@ -101,7 +101,7 @@ def test_mixed_requests_at_once_equal_the_same_alone_and_plain(server: Live, pla
 
     async def main() -> list[Any]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
             return await asyncio.gather(*(ask(client, item) for item in items))
 
     with scripted(server.llm, script):
