@@ -101,6 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tokenizer = next(iter(llms.values())).tokenizer
             shape = (options.requests, options.prompt_len, options.output_len)
             works = {"mixed": mixed(tokenizer, options.requests), "uniform": uniform(tokenizer, *shape)}
+            few = Workload(works["mixed"].prompts[:2], [8, 8])
+            for llm in llms.values():
+                run_ours(llm, few, True)  # everybody warms up
+            if peer is not None:
+                run_vllm(peer, few)  # and is stopped from here on, but for its turns
             bf16 = None
             if "llama.cpp" in peers:
                 llamacpp.build()

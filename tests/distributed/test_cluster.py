@@ -140,3 +140,24 @@ def test_errors_of_the_application_pass_and_large_bodies_do_not(base_url: str) -
     large = httpx.post(f"{base_url}/v1/completions", content=b"x" * (33 << 20), timeout=300)
     assert large.status_code == 413
     assert "max_body_bytes" in large.json()["error"]["message"]
+
+
+def test_the_server_itself_behind_ray(base_url: str, model: Path) -> None:
+    """Last in this file: it replaces the small application by the one of `paceline serve`, and uses its cores."""
+    from paceline.ray import DeployOptions, build
+
+    serve.delete("default")
+    named = {"model_names": ["tiny"]}
+    serve.run(build(DeployOptions(model=str(model), replicas=2, cores=1, engine=OPTIONS, server=named)))
+    assert [m["id"] for m in httpx.get(f"{base_url}/v1/models", timeout=300).json()["data"]] == ["tiny"]
+    llm = LLM(model, **OPTIONS)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    prompts = [[5 + i, 7, 11, 3 * i + 1] for i in range(4)]
+    for output in llm.generate(prompts, params):
+        body = {"model": "tiny", "prompt": output.prompt_token_ids, "max_tokens": 12, "temperature": 0}
+        answer = httpx.post(f"{base_url}/v1/completions", json={**body, "ignore_eos": True}, timeout=300).json()
+        assert answer["choices"][0]["text"] == output.outputs[0].text
+        assert answer["usage"]["completion_tokens"] == 12
+    refused = httpx.post(f"{base_url}/v1/completions", json={"model": "other", "prompt": [1]}, timeout=300)
+    assert refused.status_code == 404
+    assert sum(values(base_url, "vllm:generation_tokens_total").values()) == 4 * 12
