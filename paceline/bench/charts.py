@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 16, 64
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 28, 64
 COLOURS = ("#3b6fb6", "#d9822b", "#3a9a6a", "#b8453f", "#7a5ea8", "#6b7280", "#c2a33a", "#2f8f9d", "#9c5b8e")
 
 Series = tuple[str, Sequence[float | None]]
@@ -34,10 +34,9 @@ def bars(
             base = high
             title = f"{group}, {series[j][0]}: {column[i]:.3g} {unit}"
             if series[j][1][i] is not None:
-                body += (
-                    f'<rect x="{x:.1f}" y="{axis.y(high):.1f}" width="{max(1.0, width - 1.5):.1f}" '
-                    f'height="{max(0.0, axis.y(low) - axis.y(high)):.1f}" fill="{_colour(j)}"><title>{escape(title)}</title></rect>'
-                )
+                place = f'x="{x:.1f}" y="{axis.y(high):.1f}" width="{max(1.0, width - 1.5):.1f}"'
+                height = f'height="{max(0.0, axis.y(low) - axis.y(high)):.1f}"'
+                body += f'<rect {place} {height} fill="{_colour(j)}"><title>{escape(title)}</title></rect>'
                 if not stacked and width >= 22:
                     body += _text(x + width / 2, axis.y(high) - 3, f"{column[i]:.3g}", "middle", "value")
         body += _text(left + inner / 2, HEIGHT - BOTTOM + 16, group, "middle")
@@ -77,7 +76,8 @@ def lines(
         if name not in model:
             shown.append(name)
             for (px, py), v in zip(points, (v for v in column if v is not None), strict=True):
-                body += f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}"><title>{escape(name)}: {v:.3g}</title></circle>'
+                title = f"<title>{escape(name)}: {v:.3g}</title>"
+                body += f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}">{title}</circle>'
     return _frame(body + _legend(shown, "dashed: predicted" if model else ""))
 
 
@@ -105,7 +105,7 @@ class _Axis:
             y = self.y(value)
             out += f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
             out += _text(LEFT - 6, y + 4, f"{value:g}", "end")
-        return out + _text(LEFT - 44, TOP - 4, unit, "start")
+        return out + _text(6, 12, unit, "start")
 
     def mark(self, value: float | None) -> str:
         if value is None:

@@ -24,26 +24,43 @@ class Costs:
         return self.verify.seconds(rows) + (self.draft.seconds(rows) if length else 0.0)
 
 
-def predicted_speedup(survival: Sequence[float], length: int, costs: Costs, concurrency: int = 1) -> float:
+def predicted_speedup(
+    survival: Sequence[float], length: int, costs: Costs, concurrency: int = 1, share: float = 1.0
+) -> float:
     """Tokens per second with drafts of `length` tokens over those of plain decoding. survival[j]: chance that draft
-    j + 1 is kept; positions beyond it count nothing."""
-    plain = 1.0 / costs.round_seconds(0, concurrency)
-    return (1.0 + sum(survival[:length])) / costs.round_seconds(length, concurrency) / plain
+    j + 1 is kept; positions beyond it count nothing. share: of steps in which the drafter has something to offer, which
+    prompt lookup often has not."""
+    plain = costs.round_seconds(0, concurrency)
+    step = share * costs.round_seconds(length, concurrency) + (1.0 - share) * plain
+    return (1.0 + share * sum(survival[:length])) * plain / step
 
 
 def measured_costs(backend: LocalBackend) -> Costs:
-    """The costs that the arms of fixed length saw while they ran, in one table."""
+    """The costs that the arms of fixed length saw in their own full rounds, in one table. Shorter passes (the end of an
+    answer) are too few to count."""
     verify, draft = CostTable(), CostTable()
-    for policy in backend.policies.values():
-        verify.preset(policy.verify.medians)
-        draft.preset(policy.draft.medians)
+    for length, policy in backend.policies.items():
+        verify.preset({n: s for n, s in policy.verify.medians.items() if n % (length + 1) == 0})
+        draft.preset({n: s for n, s in policy.draft.medians.items() if n % (length + 1) == 0})
     return Costs(verify, draft)
+
+
+def draft_share(row: Mapping[str, Any]) -> float:
+    """Share of a row's steps that had drafts. Every step gives one token of the model's own beside what is accepted."""
+    spec = row["spec_decode"]
+    steps = spec["num_delivered_tokens"] - spec["num_accepted_tokens"] - row["completed"]  # prompts' steps apart
+    return min(1.0, spec["num_drafts"] / steps) if steps > 0 else 1.0
+
+
+def longest_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The row of the longest fixed drafts."""
+    fixed = [row for row in rows if isinstance(row["num_speculative_tokens"], int) and row["num_speculative_tokens"]]
+    return max(fixed, key=lambda row: row["num_speculative_tokens"], default=None)
 
 
 def longest_survival(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Survival per position from the row with the longest fixed drafts: shorter ones have the same beginning."""
-    fixed = [row for row in rows if isinstance(row["num_speculative_tokens"], int)]
-    longest = max(fixed, key=lambda row: row["num_speculative_tokens"], default=None)
+    longest = longest_row(rows)
     return list(longest["spec_decode"]["per_position_acceptance_rates"]) if longest is not None else []
 
 
@@ -59,9 +76,10 @@ def prediction_rows(rows: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> l
     serial = [row for row in rows if row["concurrency"] == 1 and isinstance(row["num_speculative_tokens"], int)]
     for name in dict.fromkeys(row["dataset"] for row in serial):
         mine = [row for row in serial if row["dataset"] == name]
-        survival = longest_survival(mine)
+        survival, longest = longest_survival(mine), longest_row(mine)
+        share = draft_share(longest) if longest is not None else 1.0
         measured = {row["num_speculative_tokens"]: row["speedup"] for row in mine}
         for length in range(len(survival) + 1):
-            predicted = predicted_speedup(survival, length, costs)
+            predicted = predicted_speedup(survival, length, costs, share=share)
             found.append({"dataset": name, "k": length, "predicted": predicted, "measured": measured.get(length)})
     return found

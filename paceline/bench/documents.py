@@ -15,13 +15,17 @@ FORMATS = (".html", ".md", ".json")
 SYNTHETIC = "SYNTHETIC: random weights or made-up acceptance. The times are real, the text and its acceptance are not."
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 860px; margin: 2em auto; padding: 0 1em }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; background: #fff; max-width: 860px; margin: 2em auto;
+       padding: 0 1em }
 h1 { font-size: 1.6em; margin-bottom: .2em } h2 { font-size: 1.15em; margin: 2em 0 .3em } p { margin: .3em 0 .8em }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; margin: .6em 0 }
-th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid #e4e7eb } th { background: #f5f7fa; font-weight: 600 }
-th:first-child, td:first-child { text-align: left } td.bad { color: #b8453f; font-weight: 700 }
-svg { width: 100%; max-width: 720px; display: block; margin: .5em 0 } svg text { font: 11px system-ui, sans-serif; fill: #52606d }
-svg text.value { font-size: 9.5px } .grid { stroke: #e4e7eb } .mark { stroke: #52606d; stroke-dasharray: 2 3 }
+th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid #e4e7eb }
+th { background: #f5f7fa; font-weight: 600 }
+th:first-child, td:first-child, .facts td { text-align: left } .facts td:first-child { white-space: nowrap }
+td.bad { color: #b8453f; font-weight: 700 }
+svg { width: 100%; display: block; margin: .5em 0 } .grid { stroke: #e4e7eb }
+svg text { font: 11px system-ui, sans-serif; fill: #52606d } svg text.value { font-size: 9.5px }
+.mark { stroke: #52606d; stroke-dasharray: 2 3 }
 .synthetic { background: #fff3cd; border: 1px solid #d9a400; padding: .5em .8em; font-weight: 600 }
 details summary { cursor: pointer; color: #52606d } .scroll { overflow-x: auto }
 """
@@ -67,7 +71,7 @@ def html(study: Study) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Speculative decoding, measured</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>'
-        f"<h1>Speculative decoding, measured</h1>{banner}<table>{facts}</table>{body}</body></html>\n"
+        f"<h1>Speculative decoding, measured</h1>{banner}<table class=facts>{facts}</table>{body}</body></html>\n"
     )
 
 

@@ -76,14 +76,15 @@ def clocks(engine: Any) -> Iterator[RoundTimes]:
         return results
 
     own_step, verify = engine.step, engine_module.verify
-    wrapped = {"_propose": "draft", "_forward": "pass", "_observe": "context"}
+    wrapped = [(engine, "_propose", "draft"), (engine, "_forward", "pass")]
+    wrapped += [(engine.proposer, "observe", "context")] if engine.proposer is not None else []
     try:
-        for method, part in wrapped.items():
-            setattr(engine, method, timed(part, getattr(engine, method)))
+        for owner, method, part in wrapped:
+            setattr(owner, method, timed(part, getattr(owner, method)))
         engine.step = step
         engine_module.verify = timed("sampling", verify)
         yield times
     finally:
         engine_module.verify = verify
-        for method in (*wrapped, "step"):
-            engine.__dict__.pop(method, None)
+        for owner, method, _ in [*wrapped, (engine, "step", "")]:
+            owner.__dict__.pop(method, None)

@@ -147,8 +147,8 @@ def _concurrency(study: Study) -> Section | None:
     )
     return Section(
         "Speed-up against concurrency",
-        "Throughput of all requests together, prompts included, against plain decoding at the same concurrency; the plot "
-        "shows the mean of the sets. The more requests share a pass, the less there is to gain.",
+        "Throughput of all requests together, prompts included, against plain decoding at the same concurrency; the "
+        "plot shows the mean of the sets. The more requests share a pass, the less there is to gain.",
         ["set", "at once", "k", "all tok/s", "ratio", "range", "each tok/s", "TTFT ms", "same outputs"],
         table,
         svg,
@@ -215,7 +215,7 @@ def _acceptance(study: Study) -> Section | None:
 
 
 def _positions(study: Study, key: str, title: str, text: str) -> Section | None:
-    found = {}
+    found: dict[str, Row] = {}
     for row in _drafting(_first(study)):
         if isinstance(row["num_speculative_tokens"], int | None) and row["spec_decode"][key]:
             best = found.get(row["dataset"])
@@ -312,8 +312,8 @@ def _rounds(study: Study) -> Section | None:
     series = [(label, [row[part] for row in study.rounds]) for part, label in PARTS.items()]
     return Section(
         "Where a round's time goes",
-        "Milliseconds per step with one request, from a pass of its own with clocks around the parts (context: the target's "
-        "hidden states into the drafter's cache; the rest: scheduling, stops, text).",
+        "Milliseconds per step with one request, from a run of its own with clocks around the parts (context: the "
+        "target's hidden states into the drafter's cache; the rest: scheduling, stops, text).",
         ["k", "steps", *PARTS.values(), "sum"],
         table,
         charts.bars([_k(row["arm"]) for row in study.rounds], series, unit="ms", stacked=True),

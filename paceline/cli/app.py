@@ -14,6 +14,7 @@ from paceline.cli.generate import generate
 from paceline.cli.models import convert, info, pull
 from paceline.cli.quantised import evaluate, quantize
 from paceline.cli.serve import serve
+from paceline.cli.tune import tune
 from paceline.errors import PacelineError
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.command(rich_help_panel=MODELS)(info)
 app.command(rich_help_panel=MODELS)(drafters)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
 app.command("eval", rich_help_panel=MEASURING)(evaluate)
+app.command(rich_help_panel=MEASURING)(tune)
 
 
 @app.command(

@@ -149,8 +149,8 @@ def bench(
         typer.Option(
             "--report",
             metavar="FILE",
-            help="Write a report with tables and plots: .html (one file, nothing loaded from elsewhere), .md or .json; may "
-            "be given several times.",
+            help="Write a report with tables and plots: .html (one file, nothing loaded from elsewhere), .md or .json; "
+            "may be given several times.",
             rich_help_panel=opt.OUTPUT_PANEL,
         ),
     ] = None,
@@ -238,8 +238,8 @@ def bench(
         from paceline.bench.study import make_study
 
         with note("Timing the parts of a round ..."):
-            settings = [sum(map(len, sets.values())), output_len, temperature, repeats]
-            study = make_study(opened.arms, opened.lines, rows, sets, params, _settings(*settings), price)
+            settings = _settings(sum(map(len, sets.values())), output_len, temperature, repeats)
+            study = make_study(opened.arms, opened.lines, rows, sets, params, settings, price)
         for path in report_files:
             documents.write_report(path, study)
     if as_json:

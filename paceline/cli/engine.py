@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.options import count
+from paceline.cli.options import NO_DRAFTS, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def open_llm(options: EngineOptions) -> LLM:
         }
         if options.max_num_seqs is not None:
             arguments["max_num_seqs"] = options.max_num_seqs
-        if not options.speculation:
+        if not options.speculation or options.speculative_config == NO_DRAFTS:
             arguments["speculative_config"] = None
         elif options.speculative_config is not None:
             arguments["speculative_config"] = options.speculative_config

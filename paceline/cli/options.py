@@ -16,6 +16,8 @@ Dtype = Literal["auto", "bfloat16", "float32"]
 Quantization = Literal["none", "auto", "int8", "int8_channel", "int4"]
 DEFAULT_MODEL = "smollm2-135m"
 
+NO_DRAFTS = {"method": "none"}  # a speculative config that stands for plain decoding
+
 MODEL_PANEL = "Model"
 SAMPLING_PANEL = "Sampling"
 SPECULATION_PANEL = "Speculation"
@@ -62,8 +64,9 @@ SpeculativeConfigOption = Annotated[
     str | None,
     typer.Option(
         "--speculative-config",
-        metavar="JSON",
-        help="""What drafts, as vLLM writes it: '{"method": "ngram", "num_speculative_tokens": 7}'. """
+        metavar="JSON|FILE",
+        help="""What drafts, as vLLM writes it: '{"method": "ngram", "num_speculative_tokens": 7}', """
+        "or a file with that, as `paceline tune` writes it. "
         "Default: the drafter that belongs to the model, else prompt lookup.",
         rich_help_panel=SPECULATION_PANEL,
     ),
@@ -215,16 +218,41 @@ class EngineOptions:
 
 
 def parse_speculative_config(text: str | None) -> dict[str, Any] | None:
-    """`--speculative-config` as a dict, checked before a model is loaded."""
+    """`--speculative-config` as a dict, checked before a model is loaded. The text is JSON, or names a file (with or
+    without a leading @) that holds it; `{"method": "none"}` is plain decoding."""
     if text is None:
         return None
     from paceline.speculation.config import SpeculativeConfig, SpeculativeConfigError
 
+    text, where = _read_config(text)
+    if _is_no_drafts(text):
+        return dict(NO_DRAFTS)
     try:
         SpeculativeConfig.parse(text)
     except SpeculativeConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--speculative-config") from None
+        message = f"{where}: {error}" if where else str(error)
+        raise typer.BadParameter(message, param_hint="--speculative-config") from None
     return json.loads(text)
+
+
+def _read_config(text: str) -> tuple[str, str]:
+    """(JSON, the file it came from or "")."""
+    name = text.removeprefix("@")
+    if text.startswith("@") or (not text.lstrip().startswith("{") and os.path.isfile(name)):
+        try:
+            with open(name, encoding="utf-8") as file:
+                return file.read(), name
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise typer.BadParameter(f"{name}: {reason}", param_hint="--speculative-config") from None
+    return text, ""
+
+
+def _is_no_drafts(text: str) -> bool:
+    try:
+        return json.loads(text) == NO_DRAFTS
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_speculation(no_speculation: bool, num_speculative_tokens: int | None, config: str | None) -> None:
