@@ -306,6 +306,8 @@ def _rounds(study: Study) -> Section | None:
             str(row["steps"]),
             *(_n(row[part], ".2f") for part in PARTS),
             _n(sum(row[p] for p in PARTS), ".2f"),
+            _n(row.get("floor"), ".2f"),
+            _n(row["floor"] / sum(row[p] for p in PARTS) if "floor" in row else None, ".0%"),
         ]
         for row in study.rounds
     ]
@@ -313,8 +315,9 @@ def _rounds(study: Study) -> Section | None:
     return Section(
         "Where a round's time goes",
         "Milliseconds per step with one request, from a run of its own with clocks around the parts (context: the "
-        "target's hidden states into the drafter's cache; the rest: scheduling, stops, text).",
-        ["k", "steps", *PARTS.values(), "sum"],
+        "target's hidden states into the drafter's cache; the rest: scheduling, stops, text). "
+        "Floor: what memory and arithmetic allow the two passes.",
+        ["k", "steps", *PARTS.values(), "sum", "floor", "floor / sum"],
         table,
         charts.bars([_k(row["arm"]) for row in study.rounds], series, unit="ms", stacked=True),
     )

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.bench.backend import Arm
 from paceline.bench.costmodel import prediction_rows
 from paceline.bench.datasets import BenchPrompt
+from paceline.bench.floors import Machine, measure_machine, round_floor
 from paceline.bench.local import LocalBackend
 from paceline.bench.profile import profile
 from paceline.bench.sections import Study
@@ -32,30 +33,29 @@ def make_study(
 ) -> Study:
     """The study of a benchmark that has just run. Times the parts of a round, which takes a few seconds more."""
     sample = [prompt for prompts in sets.values() for prompt in prompts[:PROFILED_PROMPTS]]
+    local = next((arm.backend for arm in arms if isinstance(arm.backend, LocalBackend)), None)
+    machine = None if local is None else measure_machine(local)
     rounds = profile(arms, sample, params)
-    return Study(machine_facts(arms, lines, settings), rows, rounds, prediction_rows(rows, arms), price, synthetic)
+    for row in rounds:
+        if local is not None and machine is not None and isinstance(row["k"], int):
+            row["floor"] = 1e3 * round_floor(local, machine, row["k"])
+    return Study(
+        machine_facts(local, machine, lines, settings), rows, rounds, prediction_rows(rows, arms), price, synthetic
+    )
 
 
-def machine_facts(arms: Sequence[Arm], lines: Sequence[str], settings: str) -> dict[str, str]:
+def machine_facts(
+    local: LocalBackend | None, machine: Machine | None, lines: Sequence[str], settings: str
+) -> dict[str, str]:
     """What a reader needs to judge the figures by: processor, path, threads, bandwidth, settings, version, date."""
     facts = {f"arm {i + 1}" if len(lines) > 1 else "engine": line for i, line in enumerate(lines)}
-    local = next((arm.backend for arm in arms if isinstance(arm.backend, LocalBackend)), None)
     facts["processor"] = processor()
-    if local is not None:
+    if local is not None and machine is not None:
         facts["instruction set path"] = local.llm.model.isa
-        facts["read bandwidth"] = f"{read_bandwidth(local):.1f} GB/s, measured after the run"
+        facts["machine"] = f"reads {machine.bandwidth:.1f} GB/s, computes {machine.peak:.0f} GFLOP/s, after the run"
     facts["measured"] = settings
     facts["version"] = f"paceline {version('paceline')}, {platform.system()} {platform.machine()}, {date.today()}"
     return facts
-
-
-def read_bandwidth(backend: LocalBackend) -> float:
-    """GB/s of a plain read loop over 2 GiB with the model's threads, best of two."""
-    import paceline._native as _native
-    from paceline.bench.kernels import READ_BYTES
-
-    model = backend.llm.model
-    return max(_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa) for _ in range(2))
 
 
 def processor() -> str:

@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import typer
 
 from paceline.cli import options as opt
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.backend import Arm, Backend, DraftLength
@@ -139,6 +140,45 @@ def open_servers(urls: Sequence[str], model: str | None, lengths: Sequence[Draft
     return opened
 
 
+def open_random_weights(
+    name: str, survival: Sequence[float], engine: EngineOptions, lengths: Sequence[DraftLength]
+) -> Opened:
+    """An engine of random weights, drafts of the given survival: SYNTHETIC, and said so in every line."""
+    from paceline.bench.backend import Arm
+    from paceline.bench.shapes import find_shape
+    from paceline.bench.synthetic import NAME, open_synthetic
+    from paceline.cli.engine import note, summary
+
+    shape = find_shape(name)
+    if any(lengths) and shape.drafter is None:
+        raise typer.BadParameter(
+            f"{name} has no known drafter, so only -k 0 can be measured", param_hint="--random-weights"
+        )
+    with note(f"Making random weights of {name} ..."):
+        backend = open_synthetic(
+            name,
+            shape,
+            survival if any(lengths) else (),
+            dtype=engine.dtype,
+            threads=engine.threads,
+            max_model_len=4096,
+            max_num_seqs=engine.max_num_seqs or 1,
+            max_num_batched_tokens=128,
+        )
+    most = backend.llm.info()["num_speculative_tokens"]
+    too_long = [length for length in lengths if isinstance(length, int) and length > most]
+    if too_long:
+        raise typer.BadParameter(f"{too_long[0]} is more than this drafter's {most}", param_hint="-k")
+    line = summary(backend.llm, [length if isinstance(length, int) else None for length in lengths])
+    opened = Opened(
+        [Arm(backend, length) for length in lengths], [f"{NAME}: random weights, made-up acceptance. {line}"]
+    )
+    if shape.assumed:
+        opened.lines.append(f"{NAME}: {shape.assumed}")
+    opened.same_bits = {arm.name: NAME for arm in opened.arms}
+    return opened
+
+
 def local_backend(engine: EngineOptions) -> Any:
     """A `LocalBackend` over the model that the options name."""
     from paceline.bench.local import LocalBackend
@@ -155,3 +195,45 @@ def _server(url: str, model: str | None, extra_body: dict[str, Any]) -> Any:
 
 def _bad(message: str) -> typer.BadParameter:
     return typer.BadParameter(message, param_hint="--arm")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Draft lengths and concurrency that were asked for; best_only: above concurrency 1 only the fastest length."""
+
+    lengths: list[int | Literal["auto"]]
+    concurrency: list[int]
+    best_only: bool = False
+
+    @classmethod
+    def of(cls, lengths: str | None, concurrency: str | None, full: bool, grid_by_default: bool) -> Plan:
+        from paceline.bench import grid
+
+        if full and (lengths is not None or concurrency is not None):
+            raise typer.BadParameter(
+                "stands for lists of its own; drop it, or -k and --concurrency", param_hint="--full"
+            )
+        if full:
+            return cls(list(grid.FULL_LENGTHS), list(grid.FULL_CONCURRENCY))
+        if grid_by_default and lengths is None and concurrency is None:
+            return cls(list(grid.GRID_LENGTHS), list(grid.GRID_CONCURRENCY), best_only=True)
+        return cls(
+            list(grid.GRID_LENGTHS) if lengths is None else opt.parse_lengths(lengths, "--num-speculative-tokens"),
+            [1] if concurrency is None else opt.parse_ints(concurrency, "--concurrency", least=1),
+        )
+
+
+def parse_survival(text: str) -> list[float]:
+    """`--synthetic-acceptance`, checked."""
+    if text == "article":
+        from paceline.bench.survival import article
+
+        return list(article())
+    from paceline.bench.survival import check_survival
+
+    shares = opt.parse_shares(text, "--synthetic-acceptance")
+    try:
+        check_survival(shares)
+    except PacelineError as error:
+        raise typer.BadParameter(str(error), param_hint="--synthetic-acceptance") from None
+    return shares

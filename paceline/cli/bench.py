@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from click.core import ParameterSource
 
 from paceline.cli import options as opt
-from paceline.cli.arms import Opened, open_lengths, open_servers, open_specs, parse_arm
+from paceline.cli.arms import (
+    Opened,
+    Plan,
+    open_lengths,
+    open_random_weights,
+    open_servers,
+    open_specs,
+    parse_arm,
+    parse_survival,
+)
 from paceline.errors import PacelineError
 
 bench_app = typer.Typer(
@@ -125,6 +133,26 @@ def bench(
             rich_help_panel=ARMS_PANEL,
         ),
     ] = None,
+    random_weights: Annotated[
+        str | None,
+        typer.Option(
+            "--random-weights",
+            metavar="SHAPE",
+            help="SYNTHETIC: random weights in the shape of Qwen3-4B, Qwen3-8B, Llama-3.1-8B, ... or of a config.json: "
+            "real times at real sizes, made-up text.",
+            rich_help_panel=ARMS_PANEL,
+        ),
+    ] = None,
+    synthetic_acceptance: Annotated[
+        str,
+        typer.Option(
+            "--synthetic-acceptance",
+            metavar="SHARES",
+            help="With --random-weights: share of drafts accepted up to each position, as 0.86,0.74,...; "
+            "article: that of a published run (length 6.9 at k = 15).",
+            rich_help_panel=ARMS_PANEL,
+        ),
+    ] = "article",
     temperature: opt.TemperatureOption = 0.0,
     top_p: opt.TopPOption = 1.0,
     top_k: opt.TopKOption = 0,
@@ -175,7 +203,7 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_own_options(context)
         return
-    plan = _Plan.of(num_speculative_tokens, concurrency, full, grid_by_default=not (arm or base_url))
+    plan = Plan.of(num_speculative_tokens, concurrency, full, grid_by_default=not (arm or base_url))
     config = opt.parse_speculative_config(speculative_config)
     if temperature > 0 and seed is None:
         raise typer.BadParameter(
@@ -194,6 +222,11 @@ def bench(
         model, dtype, threads, None, config, any(plan.lengths), quantization, max(DEFAULT_SEQS, *plan.concurrency)
     )
     specs = [parse_arm(text, engine) for text in arm or ()]
+    survival = parse_survival(synthetic_acceptance)
+    if random_weights and (base_url or specs or context.get_parameter_source("dataset") is ParameterSource.COMMANDLINE):
+        raise typer.BadParameter(
+            "has prompts of its own and no server; drop --dataset, --base-url and --arm", param_hint="--random-weights"
+        )
     if specs and (base_url or num_speculative_tokens is not None or full):
         raise typer.BadParameter("names its arms itself; drop -k, --base-url and --full, or --arm", param_hint="--arm")
     from paceline.bench import documents, figures, grid, report
@@ -208,13 +241,18 @@ def bench(
         documents.check_report(path)
     if price is not None and not 0 < price < 1e9:
         raise typer.BadParameter(f"{price} is no price", param_hint="--price-per-hour")
+    names = [] if random_weights else [name.strip() for name in dataset.split(",")]
     with note("Fetching prompts ..."):
-        names = [name.strip() for name in dataset.split(",")]
         try:
             sets = {name: load_dataset(name, num_prompts, max_turns) for name in names}
         except UnknownDatasetError as error:
             raise typer.BadParameter(str(error), param_hint="--dataset") from None
-    if specs:
+    if random_weights:
+        from paceline.bench.synthetic import NAME, prompts
+
+        sets = {f"{NAME} {random_weights}": prompts(num_prompts)}
+        opened = open_random_weights(random_weights, survival, engine, plan.lengths)
+    elif specs:
         opened = open_specs(specs)
     elif base_url:
         named = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
@@ -239,7 +277,7 @@ def bench(
 
         with note("Timing the parts of a round ..."):
             settings = _settings(sum(map(len, sets.values())), output_len, temperature, repeats)
-            study = make_study(opened.arms, opened.lines, rows, sets, params, settings, price)
+            study = make_study(opened.arms, opened.lines, rows, sets, params, settings, price, bool(random_weights))
         for path in report_files:
             documents.write_report(path, study)
     if as_json:
@@ -252,32 +290,6 @@ def bench(
     for line in report.warning_lines(rows):
         print(f"Warning: {line}", file=sys.stderr)
     _fail_on(rows, opened)
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Draft lengths and concurrency that were asked for; best_only: above concurrency 1 only the fastest length."""
-
-    lengths: list[int | Literal["auto"]]
-    concurrency: list[int]
-    best_only: bool = False
-
-    @classmethod
-    def of(cls, lengths: str | None, concurrency: str | None, full: bool, grid_by_default: bool) -> _Plan:
-        from paceline.bench import grid
-
-        if full and (lengths is not None or concurrency is not None):
-            raise typer.BadParameter(
-                "stands for lists of its own; drop it, or -k and --concurrency", param_hint="--full"
-            )
-        if full:
-            return cls(list(grid.FULL_LENGTHS), list(grid.FULL_CONCURRENCY))
-        if grid_by_default and lengths is None and concurrency is None:
-            return cls(list(grid.GRID_LENGTHS), list(grid.GRID_CONCURRENCY), best_only=True)
-        return cls(
-            list(grid.GRID_LENGTHS) if lengths is None else opt.parse_lengths(lengths, "--num-speculative-tokens"),
-            [1] if concurrency is None else opt.parse_ints(concurrency, "--concurrency", least=1),
-        )
 
 
 def _settings(prompts: int, output_len: int, temperature: float, repeats: int) -> str:

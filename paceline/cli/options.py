@@ -297,6 +297,14 @@ def parse_lengths(text: str, option: str) -> list[int | Literal["auto"]]:
     return numbers
 
 
+def parse_shares(text: str, option: str) -> list[float]:
+    """`"0.86,0.74"` -> [0.86, 0.74]."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers", param_hint=option) from None
+
+
 def sampling_params(**fields: Any) -> SamplingParams:
     """`SamplingParams` from option values; one that was not given (`None`) keeps the class's default."""
     from paceline.sampling_params import SamplingParams, SamplingParamsError
