@@ -19,7 +19,7 @@ from paceline.bench.backend import Completion, Conversation, DraftLength, Run
 from paceline.bench.datasets import BenchPrompt
 from paceline.bench.local import LocalBackend
 from paceline.bench.shapes import RandomCheckpoint, Shape, hash_of
-from paceline.models.dflash import DFlashDrafter
+from paceline.models.dflash import DFlashDrafter, read_drafter_config
 from paceline.models.target import TargetModel
 from paceline.sampling import SamplerMode
 from paceline.sampling_params import SamplingParams
@@ -137,7 +137,7 @@ def open_synthetic(name: str, shape: Shape, survival: Sequence[float], **options
     target = RandomCheckpoint(name, shape.target)
 
     class SyntheticLLM(LLM):
-        def _choose_drafter(self, config: Any) -> tuple[SpeculativeConfig | None, Drafter | None]:
+        def _choose_drafter(self, config: Any, longer: bool) -> tuple[SpeculativeConfig | None, Drafter | None]:
             if shape.drafter is None or not survival:
                 return None, None
             return None, SyntheticDrafter(_proposer(name, shape.drafter, self.model, self.sampler), survival)
@@ -147,7 +147,8 @@ def open_synthetic(name: str, shape: Shape, survival: Sequence[float], **options
 
 
 def _proposer(name: str, config: dict[str, Any], model: TargetModel, sampler: SamplerMode) -> DFlashProposer:
-    drafter = DFlashDrafter(RandomCheckpoint(f"{name} drafter", config, seed=1), model)
+    checkpoint = RandomCheckpoint(f"{name} drafter", config, seed=1)
+    drafter = DFlashDrafter(checkpoint, model, read_drafter_config(checkpoint.config, name))
     return DFlashProposer(drafter, drafter.config.max_drafts, sampler)
 
 
