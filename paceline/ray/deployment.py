@@ -154,7 +154,7 @@ class Gateway:
             client=None if request.client is None else (request.client.host, request.client.port),
             prompt=routing_key(path, bytes(body)),
         )
-        messages = self.replicas.options(stream=True).relay.remote(relayed)
+        messages: Any = self.replicas.options(stream=True).relay.remote(relayed)
         try:
             start = await anext(aiter(messages))
         except StopAsyncIteration:
@@ -193,28 +193,32 @@ def build(options: DeployOptions) -> serve.Application:
     if options.routing == "prefix":
         _check_router()
         limits = {"do_eviction": True, "imbalanced_threshold": options.imbalance}
-        router["request_router_config"] = RequestRouterConfig(
-            request_router_class=PREFIX_ROUTER, request_router_kwargs=limits
+        chosen = {"request_router_class": PREFIX_ROUTER, "request_router_kwargs": limits}
+        router["request_router_config"] = RequestRouterConfig.model_validate(chosen)
+    # Ray's annotation of `serve.deployment` is that of a decorator with arguments
+    deployment: Any = serve.deployment
+    replicas = (
+        deployment(Replica)
+        .options(
+            name="Replica",
+            num_replicas=options.replicas,
+            ray_actor_options={"num_cpus": options.cores},
+            max_ongoing_requests=options.max_ongoing_requests,
+            health_check_period_s=10,
+            graceful_shutdown_timeout_s=60,
+            **router,
         )
-    replicas = serve.deployment(
-        Replica,
-        name="Replica",
-        num_replicas=options.replicas,
-        ray_actor_options={"num_cpus": options.cores},
-        max_ongoing_requests=options.max_ongoing_requests,
-        health_check_period_s=10,
-        graceful_shutdown_timeout_s=60,
-        **router,
-    ).bind(options.model_dump())
+        .bind(options.model_dump())
+    )
 
     running = options.max_ongoing_requests * options.replicas
-    gateway = serve.deployment(
-        serve.ingress()(Gateway),
+    gateway = deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=4 * running + 64,  # those that wait for a replica wait here
     )
-    return gateway.bind(replicas, options.max_body_bytes)
+    application: serve.Application = gateway.bind(replicas, options.max_body_bytes)
+    return application
 
 
 def app(args: DeployOptions) -> serve.Application:
