@@ -71,7 +71,7 @@ class PrefixCacheStats:
 class BlockPool:
     """A fixed number of cache blocks with reference counts.
 
-    `tapped` blocks also hold the drafter's keys and values; only they serve a sequence that drafts.
+    `tapped` blocks also hold the drafter's keys and values, which a sequence that drafts needs.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -93,12 +93,12 @@ class BlockPool:
         """Blocks whose content can be found."""
         return len(self._published)
 
-    def find(self, keys: Iterable[bytes], tapped: bool) -> list[int]:
+    def find(self, keys: Iterable[bytes]) -> list[int]:
         """Blocks that hold the longest known beginning of a text with these block keys."""
         found = []
         for key in keys:
             block = self._published.get(key)
-            if block is None or (tapped and not self._tapped[block]):
+            if block is None:
                 break
             found.append(block)
         return found

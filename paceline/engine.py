@@ -92,7 +92,7 @@ class Engine:
             self.pool,
             max_num_seqs=max_num_seqs,
             prefix_caching=prefix_caching,
-            tapped=lambda sequence: self._follows(sequence) and self.scheduler.taps_are_shared,
+            tap_again=self._tap_again,
             keep=self._uncached_tokens,
             on_preempt=self._forget_drafts,
         )
@@ -208,15 +208,22 @@ class Engine:
         """Whether the drafter has seen every row that is computed, or needs none."""
         return self.proposer is None or not self.proposer.taps or sequence.num_tapped == sequence.num_computed
 
-    def _catch_up(self, sequence: Sequence, rows: int) -> None:
+    def _catch_up(self, sequence: Sequence) -> None:
         """Compute the rows again that a drafter missed while drafts did not pay, if the tokens to come are worth it."""
         missed = sequence.num_computed - sequence.num_tapped
-        if not missed or not self._follows(sequence):
-            return
-        to_come = min(sequence.stopper.remaining, max(EXPECTED_TOKENS, sequence.num_output_tokens))
-        saved = self.lengths.saved(rows, sequence.max_drafts) * to_come
-        if sequence.fixed_drafts or saved > 2 * missed * self.lengths.verify.row_seconds:
+        if missed and self._tap_again(sequence, missed):
+            sequence.num_catch_ups += 1
             self.scheduler.compute_again(sequence, sequence.num_tapped)
+
+    def _tap_again(self, sequence: Sequence, missed: int) -> bool:
+        """Whether it pays to compute known rows once more so that the drafter sees them. Each time, less easily."""
+        if not self._follows(sequence):
+            return False
+        if sequence.fixed_drafts:
+            return True
+        to_come = min(sequence.stopper.remaining, max(EXPECTED_TOKENS, sequence.num_output_tokens))
+        saved = self.lengths.saved(max(1, len(self.running)), sequence.max_drafts) * to_come
+        return saved > (2 << sequence.num_catch_ups) * missed * self.lengths.verify.row_seconds
 
     def _forget_drafts(self, sequence: Sequence) -> None:
         if self.proposer is not None:
@@ -234,7 +241,7 @@ class Engine:
                 self.lengths.reconsider(len(self.running))
             decoding = [s for s in self.running if not s.is_prefill]
             for sequence in decoding if self.proposer.taps else ():
-                self._catch_up(sequence, len(decoding))
+                self._catch_up(sequence)
         decoding = [s for s in self.running if not s.is_prefill]
         prompts = [s for s in self.running if s.is_prefill]
         rows = self.model.max_rows - len(decoding)

@@ -40,6 +40,7 @@ class Sequence:
     num_tapped: int = 0  # of the rows computed: those from 0 on that a drafter has seen
     num_cached: int | None = None  # prompt tokens that the cache had when the sequence was first admitted
     num_preemptions: int = 0
+    num_catch_ups: int = 0  # times that rows were computed again for a drafter that had rested
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
     admitted: float = 0.0

@@ -24,11 +24,11 @@ class Scheduler:
         *,
         max_num_seqs: int,
         prefix_caching: bool = True,
-        tapped: Callable[[Sequence], bool] = lambda _: False,
+        tap_again: Callable[[Sequence, int], bool] = lambda *_: False,
         keep: Callable[[Sequence], int] = lambda _: 0,
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """tapped: whether a drafter follows a sequence now and needs its rows in shared blocks too. keep: how
+        """tap_again: whether a drafter needs so many known tokens of a sequence to be computed once more. keep: how
         many tokens at the end of what the cache knows must be computed all the same. on_preempt: called for a sequence
         whose blocks are gone."""
         self.pool = pool
@@ -39,7 +39,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self._tapped = tapped
+        self._tap_again = tap_again
         self._keep = keep
         self._on_preempt = on_preempt
         self._arrivals = 0
@@ -95,7 +95,13 @@ class Scheduler:
         if usable <= 0:
             return []
         keys = block_keys(sequence.block_keys, sequence.token_ids, usable, sequence.cache_salt)
-        return self.pool.find(keys[:usable], self._tapped(sequence))
+        found = self.pool.find(keys[:usable])
+        if self.taps_are_shared:
+            tapped = self.pool.num_tapped(found)
+            missed = BLOCK_TOKENS * (len(found) - tapped)
+            if missed and self._tap_again(sequence, missed):
+                return found[:tapped]
+        return found
 
     def _start(self, sequence: Sequence, shared: list[int], need: int) -> None:
         self.pool.share(shared)

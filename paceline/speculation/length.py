@@ -91,7 +91,8 @@ class CostTable:
     @property
     def row_seconds(self) -> float:
         """What a row costs in a pass of many, which computes rather than waits for memory."""
-        return self.seconds(1) / self.knee
+        largest = self._sizes[-1] if self._sizes else 1
+        return max(self.seconds(1) / self.knee, self.seconds(largest) / largest if largest > self.knee else 0.0)
 
     def _floor(self, rows: float) -> float:
         """In passes of one row."""
@@ -260,14 +261,15 @@ class DraftLengthPolicy:
         return lengths
 
     def saved(self, rows: int, limit: int) -> float:
-        """Seconds that drafting is expected to save per token of a request in a step of so many rows in all, from what
-        requests showed on average; 0 where it would not pay."""
+        """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
+        showed on average; 0 where it would not pay. A token more is worth what a token of such a step takes."""
         survival = self.overall.survival(limit)
         (length,) = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
         if not length:
             return 0.0
-        drafted = self.verify.seconds(rows + length) + self._draft_seconds(1, length)
-        return max(0.0, self.verify.seconds(rows) - drafted / (1.0 + sum(survival[:length])))
+        plain, more = self.verify.seconds(rows), sum(survival[:length])
+        price = self.verify.seconds(rows + length) + self._draft_seconds(1, length) - plain
+        return max(0.0, more * plain / rows - price) / (1.0 + more)
 
     def _choose(self, requests: Sequence[int], limits: Sequence[int], rows: int) -> list[int]:
         survivals = [

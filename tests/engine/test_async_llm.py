@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
@@ -82,6 +83,22 @@ def held(engine: AsyncLLM) -> Iterator[Gate]:
         yield gate
     finally:
         gate.set()
+        engine.llm.engine.step = step  # type: ignore[method-assign]
+
+
+@contextmanager
+def slowed(engine: AsyncLLM) -> Iterator[None]:
+    """Steps take so long that a request of a hundred of them outlives what a test does beside it."""
+    step = engine.llm.engine.step
+
+    def sleepy() -> Any:
+        time.sleep(0.03)
+        return step()
+
+    engine.llm.engine.step = sleepy  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
         engine.llm.engine.step = step  # type: ignore[method-assign]
 
 
@@ -301,12 +318,13 @@ def test_the_queue_is_bounded(world):
     async def main() -> None:
         async with opened(world, max_waiting=2) as engine:
             assert engine.capacity == world.spec.engine.max_num_seqs + 2
-            streams = [await engine.submit([1, 2], LONG) for _ in range(engine.capacity)]
-            with pytest.raises(QueueFullError, match="try again"):
-                await engine.submit([1], LONG)
-            await streams[0].aclose()
-            with pytest.raises(QueueFullError):
-                await engine.submit([1], SamplingParams(n=2, max_tokens=3))
+            with slowed(engine):  # none of them ends meanwhile
+                streams = [await engine.submit([1, 2], LONG) for _ in range(engine.capacity)]
+                with pytest.raises(QueueFullError, match="try again"):
+                    await engine.submit([1], LONG)
+                await streams[0].aclose()
+                with pytest.raises(QueueFullError):
+                    await engine.submit([1], SamplingParams(n=2, max_tokens=3))
             streams[0] = await engine.submit([1], PARAMS)
             assert [d async for d in streams[0]][-1].output.finished
             for stream in streams:

