@@ -22,17 +22,40 @@ from paceline.server.settings import ServerSettings
 log = logging.getLogger("paceline.server")
 
 SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the interpreter gets it; Python's own is five
+LAST_RESORT = 10  # seconds after the engine was closed; then connections that are still open are cut
 
 
 class Server(uvicorn.Server):
     """uvicorn, with signals that end in a normal exit: the first drains, the second ends requests at once."""
 
-    on_ready: Callable[[], None] = staticmethod(lambda: None)
+    def __init__(
+        self, config: uvicorn.Config, engine: AsyncLLM, patience: float, on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """patience: seconds that requests in flight may go on. on_ready: called once clients can connect."""
+        super().__init__(config)
+        self.engine = engine
+        self.patience = patience
+        self.on_ready = on_ready
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
             self.on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self.patience, self._end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+    def _end_requests(self) -> None:
+        """Every request gets an error that says why, and its connection ends in order."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self.engine.close())
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -45,8 +68,8 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         if self.should_exit:
-            for task in self.server_state.tasks:
-                task.cancel()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._end_requests)
         else:
             log.info("%s: requests in flight may finish, new ones are refused", signal.Signals(sig).name)
         self.should_exit = True
@@ -93,11 +116,10 @@ def serve(
         proxy_headers=False,
         ws="none",
         timeout_keep_alive=keep_alive,
-        timeout_graceful_shutdown=shutdown_timeout,
+        timeout_graceful_shutdown=shutdown_timeout + LAST_RESORT,
         limit_concurrency=max_connections,
     )
-    server = Server(config)
-    server.on_ready = on_ready
+    server = Server(config, engine, shutdown_timeout, on_ready)
     gc.collect()
     gc.freeze()  # what the start has made stays: later collections need not look at it
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:

@@ -115,7 +115,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 def _note(error: Exception) -> None:
-    if as_api_error(error).status >= 500:
+    if as_api_error(error).status == 500:  # others say what they are
         log.error("a stream ended with an error", exc_info=error)
 
 

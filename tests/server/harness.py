@@ -36,11 +36,9 @@ class Live:
         self.socket = take_port("127.0.0.1", 0)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=20, lifespan="on")
-        self.server = Server(config)
-        self.server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+        config = uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=700, lifespan="on")
         ready = threading.Event()
-        self.server.on_ready = ready.set
+        self.server = Server(config, self.engine, 600.0, ready.set)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
         self.server.capture_signals = _nothing  # type: ignore[method-assign]
         self.thread.start()

@@ -228,3 +228,19 @@ def test_errors_inside_the_server_are_500_without_their_text(llm, monkeypatch, c
         answer = server.post(PLAIN, prompt="a")
         assert answer.status_code == 500 and "division" not in answer.text
         assert "ZeroDivisionError" in caplog.text
+
+
+def test_patience_at_a_shutdown_has_an_end(llm):
+    """Requests that would go on for longer get an error, and the server ends."""
+    server = Live(llm)
+    server.server.patience = 0.1
+    found = []
+    with slow_steps(llm, 0.05):
+        client = threading.Thread(target=lambda: found.extend(server.events(PLAIN, **LONG)))
+        client.start()
+        until(lambda: server.engine.stats().running == 1)
+        server.server.should_exit = True
+        client.join()
+    server.close()
+    assert found[-1]["error"]["code"] == "engine_dead"
+    assert_idle(llm)

@@ -161,7 +161,7 @@ def test_a_second_signal_ends_requests_at_once(folder: Path):
     """Nor does it leave a traceback, or another code."""
     process, url, _ = start(str(folder), "--port", "0", "--max-model-len", "160")
     try:
-        ask = {"prompt": ["a"] * 200, "max_tokens": 150, "ignore_eos": True, "stream": True}
+        ask = {"prompt": ["a"] * 100, "max_tokens": 150, "ignore_eos": True, "stream": True}
         with (
             httpx.Client(base_url=url, timeout=None) as client,
             client.stream("POST", "/v1/completions", json=ask) as s,
