@@ -243,23 +243,27 @@ def _widen(part: Tensor, slots: int) -> Tensor:
 
 
 def summary(window: list[tuple[float, Tensor, Tensor]]) -> dict[str, Any]:
-    """Mean loss, accuracy of each slot on its own, survival, and the acceptance length that follows."""
+    """Mean loss, accuracy of each slot on its own, survival, and the acceptance length that follows: None where all
+    blocks were shorter than the drafter's."""
     hit, valid = torch.cat([w[1] for w in window]), torch.cat([w[2] for w in window])
     accuracy = (hit & valid).sum(0) / valid.sum(0).clamp(min=1)
     survival, length = acceptance(hit, valid)
+    whole = bool(valid.all(-1).any())
     return {
         "loss": round(sum(w[0] for w in window) / len(window), 5),
         "accuracy": [round(a, 4) for a in accuracy.tolist()],
         "survival": [round(a, 4) for a in survival.tolist()],
-        "acceptance_length": round(float(length), 4),
+        "acceptance_length": round(float(length), 4) if whole else None,
     }
 
 
 def progress_line(line: dict[str, Any], steps: int) -> str:
     """One readable line of ``summary``."""
     accuracy = " ".join(f"{a:.2f}".lstrip("0") for a in line["accuracy"])
+    length = line["acceptance_length"]
+    found = "" if length is None else f"acceptance ~{length:.2f}  "
     left = (steps - line["step"]) * line["seconds_per_step"] / 60
     return (
         f"step {line['step']}/{steps}  loss {line['loss']:.3f}  slot accuracy {accuracy}  "
-        f"acceptance ~{line['acceptance_length']:.2f}  {line['seconds_per_step']:.2f} s/step, {left:.0f} min left"
+        f"{found}{line['seconds_per_step']:.2f} s/step, {left:.0f} min left"
     )

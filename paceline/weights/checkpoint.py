@@ -83,12 +83,16 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     """
     from paceline.weights.gguf_model import GGUFCheckpoint
     from paceline.weights.hf_folder import HFFolder
-    from paceline.weights.quantised_folder import QuantisedFolder, is_quantised
 
     path = Path(path)
     if path.is_dir():
         if (path / "config.json").is_file():
             folder = HFFolder(path)
+            if "quantization_config" not in folder.config:
+                return folder
+            # needs the native core, which the trainer does without where nothing was built
+            from paceline.weights.quantised_folder import QuantisedFolder, is_quantised
+
             return QuantisedFolder(folder) if is_quantised(folder.config) else folder
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:

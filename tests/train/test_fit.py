@@ -19,7 +19,7 @@ from paceline.train.errors import TrainError  # noqa: E402
 from paceline.train.evaluate import evaluate  # noqa: E402
 from paceline.train.export import HEAD_ROWS_FILE, INDEX_FILE, export_drafter, load_drafter  # noqa: E402
 from paceline.train.feature_store import FeatureStore  # noqa: E402
-from paceline.train.fit import FitConfig, Trainer  # noqa: E402
+from paceline.train.fit import FitConfig, Trainer, progress_line, summary  # noqa: E402
 from paceline.train.heads import Heads  # noqa: E402
 from paceline.train.loss import LossConfig  # noqa: E402
 from paceline.train.model import Drafter, DrafterConfig  # noqa: E402
@@ -182,6 +182,8 @@ def test_blocks_of_several_lengths_train_one_drafter(features: Path, tmp_path: P
     run = trainer(features, tmp_path, config)
     losses = run.run(until=12, report=lambda _: None)
     assert losses[-1] < losses[0]
+    short = [(0.5, torch.ones(3, 3, dtype=torch.bool), torch.tensor([[True, False, False]] * 3))]
+    assert "acceptance" not in progress_line(summary(short) | {"step": 1, "seconds_per_step": 1.0}, 2)
     again = trainer(features, tmp_path / "again", config)
     assert again.run(until=12, report=lambda _: None) == losses
 
@@ -233,3 +235,19 @@ def test_the_index_tells_other_loaders_which_file_holds_the_weights(tmp_path: Pa
         assert set(weight_map) == set(file.keys())
     with open_checkpoint(tmp_path) as checkpoint:
         assert set(checkpoint.names()) == set(weight_map)
+
+
+@pytest.mark.parametrize("world", [2, 3, 20])
+def test_shares_of_a_batch_have_its_gradient_between_them(features: Path, tmp_path: Path, world: int) -> None:
+    """What processes under torchrun exchange: sums over their shares, also with fewer sequences than processes."""
+    from paceline.train.data import training_batches
+
+    run = trainer(features, tmp_path)
+    options = {"batch_size": 8, "anchors": 4, "block_sizes": (4,), "seed": 1, "first_step": 0, "with_teacher": True}
+    batch = next(training_batches(run.store, run.phases, **options))  # type: ignore[arg-type]
+    whole = run._gradients(batch)
+    parts = [run._gradients(s) for r in range(world) if (s := batch.share(r, world)) is not None]
+    torch.testing.assert_close(sum(p[1] for p in parts), whole[1])
+    torch.testing.assert_close(sum(p[2] for p in parts), whole[2])
+    for i, gradient in enumerate(whole[0]):
+        torch.testing.assert_close(sum(p[0][i] for p in parts), gradient, atol=1e-4, rtol=1e-4)

@@ -19,19 +19,25 @@ from paceline.train import journal  # noqa: E402
 
 STEPS = 40
 
+# the command line with a line of the log for every step, so that each step's loss can be compared
+LOG_EVERY_STEP = """
+import sys
+import torch
+import paceline.train.fit as fit
+from paceline.train.cli import app
+
+torch.set_num_threads(1)
+plain = fit.FitConfig.__init__
+fit.FitConfig.__init__ = lambda self, *a, **k: plain(self, *a, **{**k, "log_every": 1})
+app(sys.argv[1:])
+"""
+
 
 def command(target: Path, features: Path, out: Path) -> list[str]:
     fit = ["fit", "--model", str(target), "--features", str(features), "--out", str(out), "--steps", str(STEPS)]
     fit += ["--layers", "1", "--block-size", "4", "--batch-size", "6", "--anchors", "4", "--head-rows", "60"]
     fit += ["--checkpoint-every", "3", "--dtype", "float32", "--block-sizes", "3,4", "--seed", "5"]
-    # a line of the log for every step, so that each step's loss can be compared
-    code = (
-        "import sys, torch, paceline.train.fit as f; torch.set_num_threads(1);"
-        "old = f.FitConfig.__init__;"
-        "f.FitConfig.__init__ = lambda self, *a, **k: old(self, *a, **{**k, 'log_every': 1});"
-        "from paceline.train.cli import app; app(sys.argv[1:])"
-    )
-    return [sys.executable, "-c", code, *fit]
+    return [sys.executable, "-c", LOG_EVERY_STEP, *fit]
 
 
 def losses(out: Path) -> dict[int, float]:
