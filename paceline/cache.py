@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
@@ -185,12 +186,11 @@ class BlockPool:
         count = np.zeros(self.size, np.int64)
         for blocks in held:
             assert len(set(blocks)) == len(blocks), "a sequence holds a block twice"
-            for block in blocks:
-                count[block] += 1
+            count[list(blocks)] += 1
         assert (count == self._references).all(), "references differ from holders"
-        free = [*self._blank, *self._unused]
-        assert sorted([*free, *np.flatnonzero(count)]) == list(range(self.size)), "cache blocks lost or shared"
-        assert all(self._keys[b] is None for b in self._blank), "a blank block has content"
+        free = np.fromiter(chain(self._blank, self._unused), np.int64, self.free)
+        assert (np.bincount(free, minlength=self.size) == (count == 0)).all(), "cache blocks lost or shared"
         assert all(self._keys[b] is not None for b in self._unused), "an unused block has no content"
-        keys = {key: block for block, key in enumerate(self._keys) if key is not None}
-        assert keys == self._published, "the index of contents is wrong"
+        assert set(self._published.values()).isdisjoint(self._blank), "a blank block has content"
+        assert all(self._keys[block] == key for key, block in self._published.items()), "the index of contents is wrong"
+        assert self._keys.count(None) == self.size - self.published, "the index of contents is incomplete"

@@ -153,7 +153,7 @@ CHI_KINDS: dict[str, tuple[Spark | Walk | Shape | Draft, dict[str, Any]]] = {
     [
         ("rejection", 1.0, 0, 4000),
         ("coupled", 0.8, 4, 2000),
-        pytest.param("rejection", 0.7, 4, 50_000, marks=pytest.mark.slow),
+        pytest.param("rejection", 0.7, 4, 15_000, marks=pytest.mark.slow),
     ],
 )
 def test_samples_follow_the_model(tmp_path, name, sampler, temperature, top_k, samples):
