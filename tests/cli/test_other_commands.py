@@ -13,7 +13,20 @@ import pytest
 
 from paceline.errors import PacelineError
 
-COMMANDS = ("generate", "chat", "demo", "pull", "convert", "quantize", "info", "drafters", "train", "bench", "eval")
+COMMANDS = (
+    "generate",
+    "chat",
+    "demo",
+    "serve",
+    "pull",
+    "convert",
+    "quantize",
+    "info",
+    "drafters",
+    "train",
+    "bench",
+    "eval",
+)
 
 
 def test_help_lists_every_command(paceline):
@@ -39,9 +52,10 @@ def test_the_package_runs_as_a_module():
 def test_help_imports_nothing_heavy():
     script = (
         "import sys; from paceline.cli import run\n"
-        "for command in '', 'generate', 'bench', 'bench kernels', 'info':\n"
+        "for command in '', 'generate', 'serve', 'bench', 'bench kernels', 'info':\n"
         "    assert run([*command.split(), '--help']) == 0, command\n"
-        "heavy = {'numpy', 'torch', 'tokenizers', 'jinja2', 'huggingface_hub', 'httpx', 'paceline._native'}\n"
+        "heavy = {'numpy', 'fastapi', 'uvicorn', 'torch', 'tokenizers', 'jinja2', 'huggingface_hub', 'httpx',"
+        " 'paceline._native'}\n"
         "print('loaded:', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
