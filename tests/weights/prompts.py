@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-
 import pytest
 
-from paceline.bench.datasets import PACKAGED, fetch
+from paceline.bench.datasets import PACKAGED, packaged_rows
 from paceline.errors import PacelineError
 
 TORTURE: dict[str, str] = {
@@ -50,12 +47,8 @@ def evaluation_prompts() -> list[str]:
     texts: list[str] = []
     for name in PACKAGED:
         try:
-            data = fetch(name).read_bytes()
+            rows = packaged_rows(name)
         except PacelineError as error:
             pytest.skip(f"evaluation prompts are not here: {error}")
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        rows = [json.loads(line) for line in data.decode().splitlines() if line.strip()]
-        for row in rows:
-            texts += row["turns"] if name == "mt-bench" else [PACKAGED[name].prompt(row)]
+        texts += [turn for row in rows for turn in PACKAGED[name].turns(row)]
     return texts
