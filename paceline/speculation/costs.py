@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.target import TargetModel
+from paceline.speculation.cost_table import CostTable
 from paceline.speculation.drafting import Drafter
-from paceline.speculation.length import CostTable, DraftLengthPolicy
+from paceline.speculation.length import DraftLengthPolicy
 from paceline.weights.store_files import cache_dir
 
 SAVE_EVERY = 30.0  # seconds

@@ -7,17 +7,14 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
-import statistics
-from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
-WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
-REFIT_AFTER = 16  # observations
+from paceline.speculation.cost_table import CostTable, Pace
+
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
@@ -27,103 +24,6 @@ HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe wou
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
-
-
-class CostTable:
-    """Seconds of a step over the rows of its pass.
-
-    Until measured, sizes are interpolated between measured ones and extended from the nearest along a floor: reading
-    the weights takes as long as the arithmetic of `knee` rows, so up to there a row costs next to nothing, and beyond
-    it each costs 1 / knee of a one-row pass. Measured sizes are smoothed so that more rows never take less time: a few
-    passes that were disturbed do not mislead.
-    """
-
-    def __init__(self, knee: float = 16.0, slope: float = 1 / 64) -> None:
-        self.knee = knee
-        self.slope = slope
-        self._seen: dict[int, deque[float]] = {}
-        self._median: dict[int, float] = {}
-        self._sizes: list[int] = []  # of _median, in order
-        self._fitted: list[float] = []  # seconds of _sizes, made to rise with them
-        self._stale = 0  # changes since
-        self.changes = 0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step with this many rows took so long. The first of a size does not count: it touches memory first."""
-        times = self._seen.get(rows)
-        if times is None:
-            self._seen[rows] = deque(maxlen=WINDOW)
-            return
-        times.append(seconds)
-        self._set(rows, statistics.median_low(times))
-
-    def preset(self, medians: Mapping[int, float]) -> None:
-        """Start from what an earlier run measured; what is observed replaces it."""
-        for rows, seconds in medians.items():
-            self._seen.setdefault(rows, deque(maxlen=WINDOW)).append(seconds)
-            self._set(rows, seconds)
-
-    def _set(self, rows: int, seconds: float) -> None:
-        if rows not in self._median:
-            insort(self._sizes, rows)
-            self._fitted = []
-        self._median[rows] = seconds
-        self._stale += 1
-        self.changes += 1
-
-    def _fit(self) -> list[float]:
-        """Seconds per size such that more rows never take less: sizes that were seen often count for more."""
-        if not self._fitted or self._stale >= REFIT_AFTER:
-            weights = [len(self._seen[rows]) for rows in self._sizes]
-            self._fitted = rising([self._median[rows] for rows in self._sizes], weights)
-            self._stale = 0
-        return self._fitted
-
-    @property
-    def known(self) -> bool:
-        return bool(self._median)
-
-    @property
-    def medians(self) -> dict[int, float]:
-        """Rows -> seconds, of what was measured."""
-        return {rows: self._median[rows] for rows in self._sizes}
-
-    @property
-    def row_seconds(self) -> float:
-        """What a row costs in a pass of many, which computes rather than waits for memory."""
-        largest = self._sizes[-1] if self._sizes else 1
-        return max(self.seconds(1) / self.knee, self.seconds(largest) / largest if largest > self.knee else 0.0)
-
-    def _floor(self, rows: float) -> float:
-        """In passes of one row."""
-        return (1.0 + self.slope * (rows - 1)) * max(1.0, rows / self.knee)
-
-    def seconds(self, rows: int) -> float:
-        """Expected seconds of a step of `rows` rows; in passes of one row as long as nothing was measured."""
-        if not self._sizes:
-            return self._floor(rows)
-        fitted, at = self._fit(), bisect_left(self._sizes, rows)
-        if at < len(self._sizes) and self._sizes[at] == rows:
-            return fitted[at]
-        if 0 < at < len(self._sizes):
-            low, high = self._sizes[at - 1], self._sizes[at]
-            share = (rows - low) / (high - low)
-            return fitted[at - 1] * (1 - share) + fitted[at] * share
-        near = 0 if at == 0 else -1
-        return fitted[near] * self._floor(rows) / self._floor(self._sizes[near])
-
-
-def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values` in weighted squares (pool adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values, weights, strict=True):
-        mean, total, length = value, float(weight), 1
-        while pools and pools[-1][0] >= mean:
-            before, his, count = pools.pop()
-            mean = (before * his + mean * total) / (his + total)
-            total, length = total + his, length + count
-        pools.append((mean, total, length))
-    return [mean for mean, _, length in pools for _ in range(length)]
 
 
 @dataclass(slots=True)
@@ -238,8 +138,9 @@ class DraftLengthPolicy:
     """
 
     def __init__(self) -> None:
-        self.verify = CostTable()
-        self.draft = CostTable()
+        pace = Pace()
+        self.verify = CostTable(pace, leads=True)
+        self.draft = CostTable(pace)
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
