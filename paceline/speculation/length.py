@@ -22,7 +22,11 @@ PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting 
 PROBE_SHARE = 0.01  # of the time goes to such probes
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
+FOLLOW_SHARE = 0.03  # of a step: what it takes that a drafter follows, which drafts have to earn on average
+UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, for a drafter to follow all the same
+GAIN_STEPS = 32.0  # over which that is averaged
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
+MOST_PATIENCE = 32  # times as long, if it was in vain before
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
@@ -81,8 +85,9 @@ class Acceptance:
 
 def best_lengths(
     survivals: Sequence[Sequence[float]], verify: CostTable, draft: Callable[[int], float], other_rows: int = 0
-) -> list[int]:
-    """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step.
+) -> tuple[list[int], float]:
+    """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step, and how
+    many times those of a plain step that is.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
     be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
@@ -92,7 +97,8 @@ def best_lengths(
     """
     rows = len(survivals) + other_rows
     order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))
-    best, best_rate = 0, rows / verify.seconds(rows)
+    plain = rows / verify.seconds(rows)
+    best, best_rate = 0, plain
     expected = float(rows)
     for n, (negative, _, _) in enumerate(order, 1):
         expected -= negative
@@ -102,7 +108,7 @@ def best_lengths(
     lengths = [0] * len(survivals)
     for _, i, _ in order[:best]:
         lengths[i] += 1
-    return lengths
+    return lengths, best_rate / plain
 
 
 def verified_lengths(
@@ -134,7 +140,8 @@ class DraftLengthPolicy:
 
     Requests whose drafts do not pay are probed now and then, all of them in one step, when the time that plain steps
     have taken since has earned the cost of it. Where drafts would not pay even if they were much better than so far
-    (many requests at once), there are no probes, and after a while `worthwhile` says that a drafter need not follow.
+    (many requests at once), there are no probes, and after a while `worthwhile` says that a drafter need not follow. It
+    need not either where drafts bring less than following costs and could not bring much more.
     """
 
     def __init__(self) -> None:
@@ -149,6 +156,8 @@ class DraftLengthPolicy:
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
         self._credit = 0.0  # seconds that may be spent on probes
         self._hopeless = 0  # steps in a row
+        self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
+        self._patience = 1
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
 
@@ -165,7 +174,7 @@ class DraftLengthPolicy:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
         showed on average; 0 where it would not pay. A token more is worth what a token of such a step takes."""
         survival = self.overall.survival(limit)
-        (length,) = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
+        (length,), _ = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
         if not length:
             return 0.0
         plain, more = self.verify.seconds(rows), sum(survival[:length])
@@ -178,7 +187,11 @@ class DraftLengthPolicy:
             for r, limit in zip(requests, limits, strict=True)
         ]
         draft = partial(self._draft_seconds, len(requests))
-        lengths = best_lengths(survivals, self.verify, draft, rows - len(requests))
+        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests))
+        self._gain += (gain - self._gain) / GAIN_STEPS
+        if self._gain < 1.0 + FOLLOW_SHARE and self._hope(limits, rows)[1] < 1.0 + UPSIDE:
+            self._rest(rows)
+            return [0] * len(requests)
         idle = [i for i, limit in enumerate(limits) if limit and not lengths[i]]
         if idle:
             self._probe(idle, limits, lengths, rows)
@@ -194,8 +207,9 @@ class DraftLengthPolicy:
             return self.draft.seconds(min(requests, tokens) + tokens)
         return DRAFT_SHARE * self.verify.seconds(1)
 
-    def _hope(self, limits: Sequence[int], rows: int) -> list[int]:
-        """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better."""
+    def _hope(self, limits: Sequence[int], rows: int) -> tuple[list[int], float]:
+        """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better, and how
+        much faster than plain steps they would be."""
         kept = 1.0 - HOPE * (1.0 - self.overall.survival(1)[0])
         survivals = [[kept ** (j + 1) for j in range(min(PROBE_DRAFTS, limit))] for limit in limits]
         return best_lengths(survivals, self.verify, partial(self._draft_seconds, len(limits)), rows - len(limits))
@@ -205,7 +219,7 @@ class DraftLengthPolicy:
         rows += sum(lengths)
         now = self.verify.seconds(rows) + (self._draft_seconds(len(lengths), sum(lengths)) if any(lengths) else 0.0)
         self._credit = min(self._credit + PROBE_SHARE * now, now)
-        hope = self._hope([limits[i] for i in idle], rows)
+        hope, _ = self._hope([limits[i] for i in idle], rows)
         if not any(hope):
             self._lose_hope(rows, any(lengths))
             return
@@ -220,20 +234,27 @@ class DraftLengthPolicy:
     def _lose_hope(self, rows: int, some_draft: bool) -> None:
         self._hopeless = 0 if some_draft else self._hopeless + 1
         if self._hopeless >= GIVE_UP_AFTER:
-            self.worthwhile = False
-            self._given_up_at, self._idle = rows, 0
+            self._rest(rows)
+
+    def _rest(self, rows: int) -> None:
+        self._patience = min(2 * self._patience, MOST_PATIENCE) if rows == self._given_up_at else 1
+        self.worthwhile = False
+        self._given_up_at, self._idle = rows, 0
 
     def reconsider(self, rows: int) -> None:
         """Once for each step of `rows` rows while drafts are not worthwhile: they may be again, when less runs or what
         was known of them is old."""
         self._idle += 1
+        fewer = rows <= 0.75 * self._given_up_at
         look = self._idle % LOOK_AGAIN_EVERY == 0
-        if not look and rows > 0.75 * self._given_up_at:
-            return
         if look:
             self.overall.fade(FADE)
-        if any(self._hope([PROBE_DRAFTS] * rows, rows)):
-            self.worthwhile, self._hopeless = True, 0
+        if not look and not fewer:
+            return
+        _, gain = self._hope([PROBE_DRAFTS] * rows, rows)
+        long = fewer or self._idle >= self._patience * LOOK_AGAIN_EVERY
+        if gain >= 1.0 + UPSIDE or (gain > 1.0 and long):
+            self.worthwhile, self._hopeless, self._gain = True, 0, 1.0 + UPSIDE
 
     def trim(
         self,

@@ -94,15 +94,16 @@ def test_lengths_are_the_best_of_all(seed: int, requests: int, other_rows: int) 
         rows = requests + other_rows + sum(lengths)
         return expected / ((draft(sum(lengths)) if any(lengths) else 0.0) + costs.seconds(rows))
 
-    chosen = tuple(best_lengths(survivals, costs, draft, other_rows))
+    lengths, gain = best_lengths(survivals, costs, draft, other_rows)
     every = itertools.product(*(range(len(s) + 1) for s in survivals))
-    assert rate(chosen) == pytest.approx(max(map(rate, every)))
+    assert rate(tuple(lengths)) == pytest.approx(max(map(rate, every)))
+    assert gain == pytest.approx(rate(tuple(lengths)) / rate((0,) * requests))
 
 
 def hopeless() -> DraftLengthPolicy:
     policy = DraftLengthPolicy()
     policy.verify = table({rows: 1.0 + 0.02 * rows for rows in range(1, 60)})
-    policy.draft = table({rows: 0.3 for rows in range(1, 60)})
+    policy.draft = table({rows: 0.2 for rows in range(1, 60)})
     for _ in range(3000):
         policy.observe(1, 4, 0)
     return policy
@@ -117,7 +118,7 @@ def test_hopeless_drafts_stop_and_probes_cost_a_small_share_of_the_time(requests
         assert probe in (0, 2 * requests), "all of them are probed in one step"
         plain += policy.verify.seconds(requests)
         if probe:
-            spent += policy.verify.seconds(requests + probe) + 0.3 - policy.verify.seconds(requests)
+            spent += policy.verify.seconds(requests + probe) + 0.2 - policy.verify.seconds(requests)
     assert 0.5 * PROBE_SHARE < spent / plain < 1.1 * PROBE_SHARE
 
 
@@ -132,6 +133,33 @@ def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_r
     assert not policy.worthwhile, "as many as before: it does not look at every step"
     policy.reconsider(2)
     assert policy.worthwhile, "far fewer: it looks at once"
+
+
+def test_a_drafter_that_earns_less_than_following_costs_rests() -> None:
+    """Eight requests whose drafts break even: all of them better would be little gained."""
+    policy, steps = DraftLengthPolicy(), 0
+    policy.verify = table({rows: 8.0 + 0.4 * rows + 0.03 * rows * rows for rows in range(1, 60)})
+    policy.draft = table({rows: 1.0 for rows in range(1, 60)})
+    for i in range(1000):
+        policy.observe(1, 1, i % 2)
+    assert policy.choose([1], [7])[0] > 0, "alone it pays"
+    while policy.worthwhile and steps < 1000:
+        policy.choose(range(1, 9), [7] * 8)
+        steps += 1
+    assert 8 < steps < 1000
+    awake, away = 0, 0
+    for _ in range(20_000):
+        if policy.worthwhile:
+            policy.choose(range(1, 9), [7] * 8)
+            awake += 1
+        else:
+            policy.reconsider(8)
+            away += 1
+    assert 0 < awake < 0.15 * away, "it looks again, and rests longer each time"
+    for _ in range(2):
+        if not policy.worthwhile:
+            policy.reconsider(2)
+    assert policy.worthwhile, "with fewer requests it pays again"
 
 
 def test_bad_experience_fades() -> None:
