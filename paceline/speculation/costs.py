@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.target import TargetModel
-from paceline.speculation.cost_table import CostTable
+from paceline.speculation.cost_table import Costs
 from paceline.speculation.drafting import Drafter
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.weights.store_files import cache_dir
@@ -20,7 +20,7 @@ from paceline.weights.store_files import cache_dir
 SAVE_EVERY = 30.0  # seconds
 SAVE_AFTER = 200  # steps: what a shorter run measured is hardly more than its warm-up
 MOST_ROWS = 1 << 16
-FORMAT = 1
+FORMAT = 2
 
 
 class CostFile:
@@ -76,7 +76,7 @@ class CostFile:
             part.replace(self.path)
 
 
-def _rounded(table: CostTable) -> dict[int, float]:
+def _rounded(table: Costs) -> dict[int, float]:
     return {rows: float(f"{seconds:.4g}") for rows, seconds in table.medians.items()}
 
 

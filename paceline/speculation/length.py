@@ -7,13 +7,13 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.cost_table import CostTable, Pace
+from paceline.speculation.cost_table import CostCurve, Costs, Pace
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
@@ -22,7 +22,7 @@ PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting 
 PROBE_SHARE = 0.01  # of the time goes to such probes
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
-FOLLOW_SHARE = 0.03  # of a step: what it takes that a drafter follows, which drafts have to earn on average
+FOLLOW_SHARE = 0.06  # of a step: what it takes that a drafter follows, which drafts have to earn on average
 UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, for a drafter to follow all the same
 GAIN_STEPS = 32.0  # over which that is averaged
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
@@ -84,7 +84,7 @@ class Acceptance:
 
 
 def best_lengths(
-    survivals: Sequence[Sequence[float]], verify: CostTable, draft: Callable[[int], float], other_rows: int = 0
+    survivals: Sequence[Sequence[float]], verify: Costs, draft: Callable[[int], float], other_rows: int = 0
 ) -> tuple[list[int], float]:
     """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step, and how
     many times those of a plain step that is.
@@ -112,7 +112,7 @@ def best_lengths(
 
 
 def verified_lengths(
-    chances: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int = 0
+    chances: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0
 ) -> list[int]:
     """How many of the drafts of each request to verify, now that they are made and their chances known.
 
@@ -146,8 +146,8 @@ class DraftLengthPolicy:
 
     def __init__(self) -> None:
         pace = Pace()
-        self.verify = CostTable(pace, leads=True)
-        self.draft = CostTable(pace)
+        self.verify: Costs = CostCurve(pace, leads=True)
+        self.draft: Costs = CostCurve(pace)
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.speculation.cost_table import CostTable, Pace, rising
+from paceline.speculation.cost_table import CostCurve, CostTable, Pace, rising
 from paceline.speculation.length import (
     GIVE_UP_AFTER,
     PROBE_SHARE,
@@ -228,15 +228,41 @@ def test_smoothed_costs_rise_and_are_the_nearest_that_do(points: list[tuple[floa
 @given(st.integers(0, 2**32), st.floats(1.2, 4))
 def test_sizes_measured_in_a_slow_moment_are_comparable(seed: int, slow: float) -> None:
     draw, pace = random.Random(seed), Pace()
-    verify, draft = CostTable(pace, leads=True), CostTable(pace)
-    for step in range(400):
-        now = slow if 100 <= step < 300 else 1.0
-        rows = draw.choice([2, 4, 6] if step < 200 else [4, 5, 8])  # 5 and 8 for the first time in the slow moment
+    verify, draft = CostCurve(pace, leads=True), CostCurve(pace)
+    for step in range(1200):
+        now = slow if 300 <= step < 900 else 1.0
+        rows = draw.choice([1, 2, 4] if step < 600 else [4, 8, 12])  # 8 and 12 for the first time in the slow moment
         verify.observe(rows, now * (10.0 + rows))
         draft.observe(rows, now * 0.1 * (10.0 + rows))
-    for table_, share in ((verify, 1.0), (draft, 0.1)):
-        for rows in (2, 4, 5, 6, 8):
-            assert table_.seconds(rows) == pytest.approx(share * (10.0 + rows), rel=0.05)
+    for rows in (1, 2, 4, 6, 8, 10, 12):
+        assert verify.seconds(rows) / verify.seconds(4) == pytest.approx((10.0 + rows) / 14.0, rel=0.08)
+        assert verify.seconds(rows) / draft.seconds(rows) == pytest.approx(10.0, rel=0.15)
+
+
+@given(st.integers(0, 2**32), st.floats(0.0, 0.3))
+def test_noise_does_not_carry_costs_away(seed: int, noise: float) -> None:
+    """Steps differ by chance and the machine by moments; what is learned stays near what holds on average."""
+    draw, pace, now = random.Random(seed), Pace(), 1.0
+    costs = CostCurve(pace, leads=True)
+    for step in range(3000):
+        if step % 50 == 0:
+            now = draw.uniform(0.7, 1.6)
+        rows = draw.randint(8, 16) if step % 400 < 200 else 8
+        costs.observe(rows, now * (10.0 + rows) * (1.0 + draw.expovariate(1.0) * noise))
+    for rows in (8, 10, 12, 14, 16):
+        assert costs.seconds(rows) / costs.seconds(8) == pytest.approx((10.0 + rows) / 18.0, rel=0.2)
+
+
+@given(st.dictionaries(st.integers(1, 700), st.floats(1e-4, 10.0), max_size=10), st.integers(1, 900))
+def test_costs_are_positive_and_rise(times: dict[int, float], rows: int) -> None:
+    costs = CostCurve(Pace(), leads=True)
+    for size, seconds in times.items():
+        for _ in range(3):
+            costs.observe(size, seconds)
+    assert 0.0 < costs.seconds(rows) <= costs.seconds(rows + 1) * (1 + 1e-9)
+    again = CostCurve(Pace(), leads=True)
+    again.preset(costs.medians)
+    assert again.medians == pytest.approx(costs.medians)
 
 
 def test_one_size_measured_in_a_bad_moment_leaves_its_neighbours_alone() -> None:
