@@ -13,9 +13,11 @@ from typing import Protocol
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
 REFIT_AFTER = 16  # observations
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows
-PACE_WINDOW = 9  # steps
-RATE = 1 / 64  # of what a step shows, in the long run
-SURPRISE = 0.1  # most that one step can show, as the logarithm of a ratio, once a size is known
+PACE_WINDOW = 16  # steps
+ENOUGH_OTHERS = 4  # of them
+RATE = 1 / 16  # of what a step shows, in the long run
+SURPRISE = 0.02  # most that one step can show, as the logarithm of a ratio, once a size is known: the rare long ones
+# weigh hardly more than the others, and costs are near the median
 TRUST = 12.0  # steps after which it is; what an earlier run learned counts as twice as many
 
 
@@ -57,13 +59,21 @@ class Pace:
     every size down for a while."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=PACE_WINDOW)
-        self.now = 0.0
+        self._recent: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
 
-    def feel(self, ratio: float) -> None:
+    def feel(self, rows: int, ratio: float) -> None:
         """A step took exp(ratio) times as long as expected."""
-        self._recent.append(ratio)
-        self.now = statistics.median_low(self._recent)
+        self._recent.append((rows, ratio))
+
+    @property
+    def now(self) -> float:
+        return statistics.median_low([ratio for _, ratio in self._recent]) if self._recent else 0.0
+
+    def by_others(self, rows: int) -> float | None:
+        """As steps of other sizes tell; None if too few of them ran of late. A size alone cannot tell whether it or the
+        machine has changed."""
+        others = [ratio for size, ratio in self._recent if size != rows]
+        return statistics.median_low(others) if len(others) >= ENOUGH_OTHERS else None
 
 
 class CostCurve:
@@ -94,9 +104,14 @@ class CostCurve:
         near = self._near(rows)
         trusted = all(self._weight[knot] >= TRUST for knot, _ in near)
         expected = math.log(self.seconds(rows)) if self.known else math.log(seconds) - self._pace.now
-        if self._leads and trusted:
-            self._pace.feel(math.log(seconds) - expected)
-        surprise = math.log(seconds) - self._pace.now - expected
+        pace: float | None = self._pace.now
+        if trusted and self._leads:
+            pace = self._pace.by_others(rows)
+            self._pace.feel(rows, math.log(seconds) - expected)
+        self.changes += 1
+        if pace is None:
+            return
+        surprise = math.log(seconds) - pace - expected
         if trusted:
             surprise = max(-SURPRISE, min(SURPRISE, surprise))
         for knot, share in near:
@@ -104,7 +119,6 @@ class CostCurve:
                 self._value[knot] = math.log(self._fitted[knot]) if self._fitted else expected
             self._weight[knot] += share
             self._value[knot] += share * max(RATE, min(1.0, 1.0 / self._weight[knot])) * surprise
-        self.changes += 1
         self._stale += 1
         if not trusted or self._stale >= REFIT_AFTER:
             self._refit()
