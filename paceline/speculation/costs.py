@@ -38,7 +38,7 @@ class CostFile:
         base = os.environ.get("PACELINE_COSTS")
         folder = Path(base) if base else cache_dir() / "costs"
         names = [FORMAT, repr(model.config), model.weight_bytes, model.dtype, model.isa, model.threads, _processor()]
-        names += [model.weight_type]
+        names += [model.weight_type, model.kv_cache_dtype]
         if drafter is not None:
             precision = getattr(getattr(drafter, "drafter", None), "quantization", "none")
             names += [drafter.name, drafter.cache_bytes(1, 1), precision]
