@@ -103,7 +103,12 @@ def _draft_model(
         )
     check_vocabulary(checkpoint, target)
     model = TargetModel(
-        checkpoint, dtype=target.dtype, threads=target.threads, isa=target.isa, max_rows=target.max_rows
+        checkpoint,
+        dtype=target.dtype,
+        threads=target.threads,
+        isa=target.isa,
+        max_rows=target.max_rows,
+        max_model_len=target.max_model_len,
     )
     return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
 
