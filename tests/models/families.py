@@ -53,7 +53,7 @@ LONG = {
     "short_factor": [1.0, 1.1, 1.25, 1.5],
     "long_factor": [1.5, 3.0, 6.0, 11.0],
 }
-MOE = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
+MOE = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 36}
 MUSE_TEXT: dict[str, Any] = {
     **{k: v for k, v in BASE.items() if k != "torch_dtype"},
     "model_type": "muse_glimmer_text",
