@@ -63,13 +63,14 @@ int Plan::add_buffer(BufferKind kind, int width) {
   return int(buffers_.size()) - 1;
 }
 
+void Plan::need(int id, std::initializer_list<BufferKind> kinds, const char* what) const {
+  if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
+  for (const BufferKind k : kinds)
+    if (buffers_[id].kind == k) return;
+  throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
+}
+
 void Plan::add(Op op) {
-  const auto need = [&](int id, std::initializer_list<BufferKind> kinds, const char* what) {
-    if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
-    for (const BufferKind k : kinds)
-      if (buffers_[id].kind == k) return;
-    throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
-  };
   using K = BufferKind;
   switch (op.kind) {
     case Op::kEmbed:
@@ -153,6 +154,14 @@ void Plan::add(Op op) {
           buffers_[op.delta].width < op.offset + op.taps * (op.width / op.group))
         throw std::invalid_argument("local_conv: widths do not fit");
       break;
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      check_block(op);
+      break;
+    case Op::kExperts:
+      check_experts(op);
+      break;
   }
   int tiles = -1;
   if (op.kind == Op::kAttention) {
@@ -182,6 +191,7 @@ size_t Plan::scratch_bytes() const {
     if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
   const size_t rows = size_t(max_rows_) + size_t(kPrivateRows) * pool_->size();
   total += quant_groups_ * (sizeof(QuantGroup) * rows + kGroup * 4 * size_t(pool_->size()));
+  total += expert_scratch_.bytes();
   return total + scratch_stride_ * act_item() * rows;
 }
 
@@ -321,6 +331,7 @@ void Plan::run(const Batch& batch, KVCache* cache) {
     quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
+  if (expert_scratch_.places) expert_scratch_.allocate(act_item());
   const bool timed = !op_ns_.empty();
   pool_->run([&](int tid) {
     for (size_t i = 0; i < ops_.size(); ++i) {
@@ -446,6 +457,14 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       local_conv(a, b.starts, b.sequences, rows.begin, rows.end);
       break;
     }
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      block_step(op, b, tid);
+      break;
+    case Op::kExperts:
+      experts(op, b, tid);
+      break;
     case Op::kAttention:
       break;
   }
