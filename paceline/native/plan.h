@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "delta_net.h"
 #include "kernels.h"
 #include "storage.h"
 #include "thread_pool.h"
@@ -20,7 +21,7 @@ enum class BufferKind : int {
 };
 
 struct Op {
-  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv };
+  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv, kShortConv, kDeltaRule, kOutputGate };
   Kind kind;
   int in = -1, out = -1;
   // linear
@@ -51,6 +52,9 @@ struct Op {
   const float* conv = nullptr;
   int delta = -1, taps = 0, group = 0;
   bool add = false;
+  // short convolution: in -> out; delta rule: in, rows -> out (delta_net.h); gate: in, from column `offset` on -> out
+  int rows = -1;
+  DeltaLayer delta_net;
 };
 
 struct Batch {
@@ -64,6 +68,7 @@ struct Batch {
   float* logits = nullptr;             // [selected, ld_logits]
   float* taps = nullptr;               // [rows, ld_taps]
   size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
+  StateBatch state;  // of plans with a delta net
 };
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
@@ -108,6 +113,9 @@ class Plan {
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
   void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp
+  void add_delta(const Op& op) const;                            // plan_delta.cpp, these three
+  void check_delta(const Batch& batch) const;
+  void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
 
@@ -117,6 +125,7 @@ class Plan {
   std::shared_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
   const QuantKernels& quant_kernels_;
+  const DeltaKernels& delta_kernels_;
   const bool f32_;
   const Act act_;
   const bool far_prefetch_;
