@@ -249,9 +249,7 @@ class Engine:
 
     def _schedule(self) -> tuple[list[_Work], Proposal]:
         """Who takes part in the next pass: decoding sequences first, then prompts in chunks as rows are left."""
-        for sequence in self.running if self.states is not None else ():
-            if self.states.rows(sequence.state_slot) != sequence.num_computed:  # it was in a pass that failed
-                self.scheduler.restart(sequence, sequence.num_computed)
+        self.scheduler.restart_stale()
         for sequence in [s for s in self.running if not s.is_prefill]:
             if sequence in self.running:  # an earlier one may have taken its blocks
                 self.scheduler.reserve(sequence, len(sequence.token_ids))

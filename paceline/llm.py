@@ -525,7 +525,8 @@ class LLM:
                 cache, states = self.model.new_cache(blocks), self.model.new_states(1)
                 self._timing = (blocks, cache, states)
                 self._time_pass(cache, states, blocks, 0, context)
-            return self._time_pass(*self._timing[1:], blocks, context, rows)
+            _, cache, states = self._timing
+            return self._time_pass(cache, states, blocks, context, rows)
 
     def _time_pass(self, cache: Any, states: Any, blocks: int, start: int, rows: int) -> float:
         plan, elapsed = self.model.plan(), 0.0

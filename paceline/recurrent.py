@@ -39,8 +39,8 @@ def plan_states(
     running = min(sequences, int(budget * RUNNING_SHARE) // each)
     if running < 1:
         raise CapacityError(
-            f"kv_cache_space: {budget / 2**20:.1f} MiB are too little for this model: the recurrent state of a sequence "
-            f"takes {each / 2**20:.1f} MiB, which may be half of it; give more"
+            f"kv_cache_space: {budget / 2**20:.1f} MiB are too little for this model: the recurrent state of a "
+            f"sequence takes {each / 2**20:.1f} MiB, which may be half of it; give more"
         )
     kept = min(running * SNAPSHOTS_PER_SEQUENCE, int(budget * SNAPSHOT_SHARE) // slot_bytes) if snapshots else 0
     return StatePlan(running, kept, running * each + kept * slot_bytes)

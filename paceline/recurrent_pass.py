@@ -69,13 +69,15 @@ class RecurrentPass:
 
     def commit(self, isa: str) -> None:
         """Repeat what was accepted: `num_computed` of the sequences counts it."""
-        entries, snapshots = [], []
+        entries: list[tuple[int, int, int]] = []
+        snapshots: list[tuple[int, int, int]] = []
         for sequence, journal, before in self._journalled:
             rows = sequence.num_computed - before
             if rows < 1:
                 continue
             last = self._snapshots(sequence, before, sequence.num_computed, reading=False)
             snapshots += [(len(entries), at - before, slot) for at, slot in last]
+            assert sequence.state_slot is not None
             entries.append((sequence.state_slot, journal, rows))
         if entries:
             kept = np.array(snapshots, np.int32) if snapshots else None

@@ -30,7 +30,9 @@ class Scheduler:
         keep: Callable[[Sequence], int] = lambda _: 0,
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """states: of a recurrent model; a sequence runs when there is one for it too. tap_again: whether a drafter needs so many known tokens of a sequence to be computed once more. keep: how
+        """states: of a recurrent model; a sequence runs when there is one for it too.
+
+        tap_again: whether a drafter needs so many known tokens of a sequence to be computed once more. keep: how
         many tokens at the end of what the cache knows must be computed all the same. on_preempt: called for a sequence
         whose blocks are gone."""
         self.pool = pool
@@ -196,6 +198,13 @@ class Scheduler:
         if self.states is None:
             return at_most
         return BLOCK_TOKENS * self.states.known(sequence.block_keys[: at_most // BLOCK_TOKENS])
+
+    def restart_stale(self) -> None:
+        """Restart sequences whose state has seen rows that were not committed: they were in a pass that failed."""
+        for sequence in self.running if self.states is not None else ():
+            assert self.states is not None and sequence.state_slot is not None
+            if self.states.rows(sequence.state_slot) != sequence.num_computed:
+                self.restart(sequence, sequence.num_computed)
 
     def restart(self, sequence: Sequence, at_most: int) -> None:
         """Compute a running sequence's rows again from `at_most` on. What a recurrent state has seen cannot be taken

@@ -74,7 +74,7 @@ class WeightLoader:
         return weight
 
     def packed_rows(self, parts: Sequence[tuple[str, int, np.ndarray | None]], k: int) -> Any:
-        """Like `packed`, of matrices (name, rows) of which only the rows listed are taken, in that order (None: all)."""
+        """Like `packed`, of matrices (name, rows) of which the rows listed are taken, in that order (None: all)."""
         for name, rows, _ in parts:
             self._expect(name, (rows, k))
         quant = choose_format([self.checkpoint.stored_dtype(name) for name, *_ in parts], self.quantization)

@@ -104,8 +104,8 @@ def _draft_model(
     check_vocabulary(checkpoint, target)
     if read_config(checkpoint).model_type.startswith("qwen3_5"):
         raise ConfigError(
-            f"speculative config: model={str(checkpoint.path)!r}: a model with recurrent layers cannot be a draft model "
-            "in this version; use one with attention layers only, or a block drafter"
+            f"speculative config: model={str(checkpoint.path)!r}: a model with recurrent layers cannot be a draft "
+            "model in this version; use one with attention layers only, or a block drafter"
         )
     model = TargetModel(
         checkpoint, dtype=target.dtype, threads=target.threads, isa=target.isa, max_rows=target.max_rows
