@@ -313,7 +313,9 @@ class Engine:
             named = [sequences[i].request_id for i in free]
             others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
             self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
-        self.lengths.draft.observe(sum(limit + 1 for limit in limits if limit), self._draft_seconds)
+        rows = sum(limit + 1 for limit in limits if limit)
+        if getattr(self.proposer, "context_rows", 0) <= rows:  # more wait after plain steps: not what drafts cost
+            self.lengths.draft.observe(rows, self._draft_seconds)
         return proposal
 
     def _learn_cost(self, work: list[_Work], seconds: float) -> None:

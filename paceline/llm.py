@@ -18,6 +18,7 @@ import numpy as np
 
 from paceline import runtime
 from paceline.cache import BLOCK_TOKENS, blocks_for
+from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KVCacheDtype, Quantization
 from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
@@ -36,7 +37,6 @@ from paceline.stopping import StopChecker
 from paceline.structured.compiler import GrammarCompiler
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
-from paceline.weights.quantise import Quantization
 from paceline.weights.store import resolve_model
 
 __all__ = ["LLM", "CompletionOutput", "RequestMetrics", "RequestOutput", "SamplingParams", "StreamDelta"]
@@ -93,9 +93,11 @@ class LLM:
     """A model ready to generate.
 
     model: a known name ("smollm2-135m"), a Hugging Face folder, a *.gguf file or a hub id.
-    dtype: "auto" and "bfloat16" run bf16 weights; "float32" is for comparison with references.
-    quantization: of the matrices. "none" runs dtype, whatever the file holds; "auto" what a quantised file holds;
-    "int8", "int8_channel" and "int4" convert to that (docs/quantisation.md).
+    dtype: of weights that are not quantised. "auto" and "bfloat16" are bf16; "float32" is for comparison with
+    references and expands quantised files too.
+    quantization: of the matrices. "auto" runs what a quantised file holds, and dtype for others; "none" runs dtype,
+    whatever the file holds; "int8", "int8_channel" and "int4" convert to that (docs/quantisation.md).
+    kv_cache_dtype: "auto" stores keys and values as dtype, "int8" with a scale per token and head: half the bytes.
     speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
     None decodes plainly. The text never depends on it.
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
@@ -113,7 +115,8 @@ class LLM:
         model: str | Path = "smollm2-135m",
         *,
         dtype: Literal["auto", "bfloat16", "float32"] = "auto",
-        quantization: Quantization = "none",
+        quantization: Quantization = DEFAULT_QUANTIZATION,
+        kv_cache_dtype: KVCacheDtype = DEFAULT_KV_CACHE_DTYPE,
         speculative_config: Config | Literal["auto"] = "auto",
         threads: int | None = None,
         max_model_len: int | None = None,
@@ -148,6 +151,7 @@ class LLM:
             checkpoint,
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             threads=threads,
             isa=isa,
             max_rows=max(max_num_batched_tokens, max_num_seqs),
@@ -478,6 +482,7 @@ class LLM:
             "dtype": self.model.dtype,
             "quantization": self.model.quantization,
             "weight_type": self.model.weight_type,
+            "kv_cache_dtype": self.model.kv_cache_dtype,
             "isa": self.model.isa,
             "threads": self.model.threads,
             "num_layers": c.num_layers,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline import _native, runtime
+from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KV_CACHE_DTYPES, KVCacheDtype, Quantization
 from paceline.errors import CapacityError, ConfigError
 from paceline.models import llama, qwen2, qwen3, qwen3_5
 from paceline.models.config import DecoderConfig
@@ -18,7 +19,7 @@ from paceline.models.network import Network, WeightLoader
 from paceline.models.qwen3_5 import HybridConfig
 from paceline.models.text_part import text_config, text_part
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
-from paceline.weights.quantise import Quantization, check_quantization, expected_bytes
+from paceline.weights.quantise import check_quantization, expected_bytes
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,30 @@ def resolve_dtype(dtype: str) -> Literal["bfloat16", "float32"]:
     raise ConfigError(f"dtype: {dtype!r} is not supported; use auto, bfloat16 or float32")
 
 
+def resolve_quantization(quantization: str, dtype: str) -> Quantization:
+    """`auto` beside float32 is none: who compares with a reference wants the values that the file stands for."""
+    checked = check_quantization(quantization)
+    return "none" if checked == "auto" and dtype == "float32" else checked
+
+
+def resolve_kv_cache_dtype(
+    wanted: str, dtype: Literal["bfloat16", "float32"], head_dim: int
+) -> Literal["bfloat16", "float32", "int8"]:
+    """What keys and values are stored as; auto is the dtype. Raises ConfigError."""
+    if wanted not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache_dtype: {wanted!r} is not supported; use {', '.join(KV_CACHE_DTYPES)}")
+    if wanted == "int8":
+        if head_dim < _native.MIN_INT8_HEAD_DIM:
+            raise ConfigError(
+                f"kv_cache_dtype: int8 needs heads of {_native.MIN_INT8_HEAD_DIM} values or more, this model's have "
+                f"{head_dim}; use auto"
+            )
+        return "int8"
+    if wanted == "bfloat16" and dtype != "bfloat16":
+        raise ConfigError(f"kv_cache_dtype: bfloat16 does not go with dtype {dtype}; use auto or int8")
+    return dtype
+
+
 class TargetModel:
     """A decoder with packed weights. `forward` is one pass over a ragged batch of rows."""
 
@@ -49,15 +74,16 @@ class TargetModel:
         checkpoint: Checkpoint,
         *,
         dtype: str = "auto",
-        quantization: Quantization = "none",
+        quantization: Quantization = DEFAULT_QUANTIZATION,
+        kv_cache_dtype: KVCacheDtype = DEFAULT_KV_CACHE_DTYPE,
         threads: int | None = None,
         isa: str = "",
         max_rows: int = 512,
     ) -> None:
         checkpoint = text_part(checkpoint)
         self.dtype = resolve_dtype(dtype)
-        self.quantization = check_quantization(quantization)
         self.f32 = self.dtype == "float32"
+        self.quantization = resolve_quantization(quantization, self.dtype)
         self.isa = runtime.choose_isa(isa)
         self.threads = runtime.choose_threads(threads)
         self.pool = runtime.thread_pool(self.threads)
@@ -65,6 +91,7 @@ class TargetModel:
         self.path = checkpoint.path
         self.checkpoint = checkpoint
         self.config = read_config(checkpoint)
+        self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
         size = qwen3_5.weight_bytes if isinstance(self.config, HybridConfig) else weight_bytes
         capacity = size(self.config, f32=self.f32, quantised=quantised)  # type: ignore[arg-type]
@@ -105,6 +132,11 @@ class TargetModel:
         return max(self.formats, key=lambda kind: self.formats[kind])
 
     @property
+    def quantised(self) -> bool:
+        """Whether most bytes of the matrices are quantised."""
+        return self.weight_type.startswith("int")
+
+    @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
@@ -128,7 +160,8 @@ class TargetModel:
     def new_cache(self, blocks: int) -> _native.KVCache:
         """A key/value cache of `blocks` blocks of 16 tokens; memory is taken as blocks are first written."""
         c = self.config
-        return _native.KVCache(self.num_attention_layers, c.num_kv_heads, c.head_dim, blocks, self.f32)
+        int8 = self.kv_cache_dtype == "int8"
+        return _native.KVCache(self.num_attention_layers, c.num_kv_heads, c.head_dim, blocks, self.f32, int8)
 
     @property
     def num_attention_layers(self) -> int:

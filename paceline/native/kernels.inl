@@ -11,6 +11,7 @@
 namespace {
 
 using paceline::AttentionArgs;
+using paceline::CacheType;
 using paceline::Epilogue;
 using paceline::GemmArgs;
 using paceline::kKeysPerBlock;
@@ -302,6 +303,8 @@ inline void rotate(float* y, const float* c, const float* s, int half, bool inte
   }
 }
 
+#include "int8_cache.inl"
+
 // Key block layout: [head_dim / 2][16 keys][2] bf16, or [head_dim][16 keys] fp32. Value block: [16 keys][padded
 // head_dim].
 void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
@@ -315,14 +318,20 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
     rotate(y, p.cos + size_t(row) * half, p.sin + size_t(row) * half, half, p.interleaved_rope);
   }
   if (is_q) {
+    if (p.cache_type == CacheType::kInt8) {
+      const size_t item = p.act == Act::kBF16 ? 2 : 4;
+      return store_int8_query(y, hd, static_cast<uint8_t*>(p.q_out) + (size_t(row) * p.ld_q + size_t(h) * hd) * item);
+    }
     for (int i = 0; i < hd; i += 16)
       store_act_part(p.q_out, size_t(row) * p.ld_q + size_t(h) * hd + i, p.act, load_part(y + i, hd - i), hd - i);
     return;
   }
   const int kv = is_k ? h - p.heads : h - p.heads - p.kv_heads;
   uint8_t* base = p.cache + (size_t(block) * p.kv_heads + kv) * p.block_bytes;
+  if (p.cache_type == CacheType::kInt8)
+    return is_k ? store_int8_key(y, hd, base, slot) : store_int8_value(src, hd, base, slot);
   if (is_k) {
-    if (p.cache_f32) {
+    if (p.cache_type == CacheType::kF32) {
       float* k = reinterpret_cast<float*>(base);
       for (int d = 0; d < hd; ++d) k[d * kKeysPerBlock + slot] = y[d];
     } else {
@@ -336,7 +345,7 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
     return;
   }
   const size_t width = padded(hd);
-  if (p.cache_f32) {
+  if (p.cache_type == CacheType::kF32) {
     float* v = reinterpret_cast<float*>(base) + size_t(hd) * kKeysPerBlock + slot * width;
     for (int i = 0; i < hd; i += 16) S::store(v + i, load_part(src + i, hd - i));
   } else {
@@ -383,7 +392,7 @@ inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t
 }
 
 // Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
-template <int TQ, int NV, bool F32>
+template <int TQ, int NV, CacheType kType>
 inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
                      int d, float* out, size_t ld) {
   V acc[TQ][NV];
@@ -394,8 +403,9 @@ inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t w
     V x[NV];
     for (int v = 0; v < NV; ++v) {
       const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
-      x[v] = F32 ? S::load(reinterpret_cast<const float*>(base) + at)
-                 : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
+      x[v] = kType == CacheType::kInt8  ? S::load_int8(reinterpret_cast<const int8_t*>(base) + at)
+             : kType == CacheType::kF32 ? S::load(reinterpret_cast<const float*>(base) + at)
+                                        : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
     }
     for (int r = 0; r < TQ; ++r) {
       const V w = S::set1(prob[r * kPartition + j]);
@@ -426,8 +436,9 @@ void merge(float* state, const float* partial, int head_dim) {
   state[0] = top;
 }
 
-template <int TQ, bool F32>
+template <int TQ, CacheType kType>
 void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
+  constexpr bool kInt8 = kType == CacheType::kInt8;
   const size_t width = padded(p.head_dim);
   const size_t ld = kStateHead + width;
   const size_t item = p.act == Act::kBF16 ? 2 : 4;
@@ -456,7 +467,10 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
     for (int b = 0; b * 16 < used; ++b)
       for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
-    scores_t<TQ, F32>(p, q, blocks, score);
+    if constexpr (kInt8)
+      int8_scores_t<TQ>(p, q, blocks, score);
+    else
+      scores_t<TQ, kType == CacheType::kF32>(p, q, blocks, score);
     for (int r = 0; r < TQ; ++r) {
       V s[4], m = S::set1(kNegInf);
       for (int b = 0; b < 4; ++b) {
@@ -471,30 +485,32 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       V sum = S::zero();
       for (int b = 0; b < 4; ++b) {
         const V e = top == kNegInf ? S::zero() : exp_v(S::sub(s[b], S::set1(top)));
-        S::store(score + r * kPartition + b * 16, e);
         sum = S::add(sum, e);
+        S::store(score + r * kPartition + b * 16, kInt8 ? S::mul(e, value_scales(blocks[b], p.head_dim)) : e);
       }
       partial[r * ld + 1] = lane_sum(sum);
     }
-    const size_t offset = size_t(p.head_dim) * kKeysPerBlock;
+    const size_t offset = kInt8 ? int8_value_offset(p.head_dim) : size_t(p.head_dim) * kKeysPerBlock;
     size_t d = 0;
     for (; d + 64 <= width; d += 64)
-      values_t<TQ, 4, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
     for (; d < width; d += 16)
-      values_t<TQ, 1, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
     for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
   }
 }
 
 void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-#define PL_CASE(N)                                      \
-  case N:                                               \
-    if constexpr (N <= S::kQueryTile) {                 \
-      if (p.cache_f32)                                  \
-        attend_t<N, true>(p, t, table, p0, p1, state);  \
-      else                                              \
-        attend_t<N, false>(p, t, table, p0, p1, state); \
-    }                                                   \
+#define PL_CASE(N)                                                 \
+  case N:                                                          \
+    if constexpr (N <= S::kQueryTile) {                            \
+      if (p.cache_type == CacheType::kInt8)                        \
+        attend_t<N, CacheType::kInt8>(p, t, table, p0, p1, state); \
+      else if (p.cache_type == CacheType::kF32)                    \
+        attend_t<N, CacheType::kF32>(p, t, table, p0, p1, state);  \
+      else                                                         \
+        attend_t<N, CacheType::kBF16>(p, t, table, p0, p1, state); \
+    }                                                              \
     break
   switch (t.count) {
     PL_CASE(1);

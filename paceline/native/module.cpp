@@ -67,6 +67,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Kernels and plan interpreter of Paceline.";
   nb::set_leak_warnings(false);  // interpreters end with objects alive; that is not an error of ours
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
+  m.attr("MIN_INT8_HEAD_DIM") = kMinInt8HeadDim;
   m.def("best_isa", [] { return std::string(best_isa()); });
   m.def(
       "select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
@@ -122,7 +123,13 @@ NB_MODULE(_native, m) {
           "row"_a, "out"_a.noconvert());
 
   nb::class_<KVCache>(m, "KVCache")
-      .def(nb::init<int, int, int, int, bool>(), "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a)
+      .def(
+          "__init__",
+          [](KVCache* self, int layers, int kv_heads, int head_dim, int blocks, bool f32, bool int8) {
+            const CacheType type = int8 ? CacheType::kInt8 : f32 ? CacheType::kF32 : CacheType::kBF16;
+            new (self) KVCache(layers, kv_heads, head_dim, blocks, type);
+          },
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "int8"_a = false)
       .def_ro("blocks", &KVCache::blocks)
       .def_ro("layers", &KVCache::layers)
       .def_prop_ro("nbytes", &KVCache::bytes)

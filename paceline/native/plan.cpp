@@ -243,7 +243,8 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
     if (op.kind == Op::kQkvPost || op.kind == Op::kAttention) {
       if (!cache) throw std::invalid_argument("this plan needs a cache");
       if (op.layer < 0 || op.layer >= cache->layers || op.kv_heads != cache->kv_heads ||
-          op.head_dim != cache->head_dim || cache->f32 != f32_)
+          op.head_dim != cache->head_dim ||
+          (cache->type != CacheType::kInt8 && cache->type != (f32_ ? CacheType::kF32 : CacheType::kBF16)))
         throw std::invalid_argument("the cache does not fit the plan");
     }
   }
@@ -413,7 +414,7 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.act = act_;
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
-      a.cache_f32 = cache->f32;
+      a.cache_type = cache->type;
       const int heads = op.heads + 2 * op.kv_heads;
       // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
       // are more threads than heads
@@ -539,7 +540,7 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.act = act_;
   a.cache = cache->layer(op.layer);
   a.block_bytes = cache->block_bytes();
-  a.cache_f32 = cache->f32;
+  a.cache_type = cache->type;
   a.out = buffers_[op.out].memory->data();
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));
