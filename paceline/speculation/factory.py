@@ -10,7 +10,7 @@ from typing import Any
 from paceline.dtypes import DEFAULT_QUANTIZATION
 from paceline.errors import ConfigError
 from paceline.models.config import DecoderConfig
-from paceline.models.target import TargetModel
+from paceline.models.target import TargetModel, read_config
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.dflash import DFlashProposer
@@ -104,6 +104,11 @@ def _draft_model(
             f"drafter; set the method to {family!r}"
         )
     check_vocabulary(checkpoint, target)
+    if read_config(checkpoint).model_type.startswith("qwen3_5"):
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: a model with recurrent layers cannot be a draft "
+            "model in this version; use one with attention layers only, or a block drafter"
+        )
     model = TargetModel(
         checkpoint,
         dtype=target.dtype,
