@@ -166,4 +166,25 @@ void KVCache::read(int layer_index, int block, int slot, float* keys, float* val
   }
 }
 
+void KVCache::check_copy(int from, int to, int slot, int count) const {
+  if (from < 0 || from >= blocks || to < 0 || to >= blocks || from == to || slot < 0 || count < 1 ||
+      slot + count > kKeysPerBlock)
+    throw std::invalid_argument("copy_rows: outside the cache");
+}
+
+void KVCache::copy_rows(int layer_index, int kv_head, int from, int to, int slot, int count) {
+  const auto at = [&](int block) { return layer(layer_index) + (size_t(block) * kv_heads + kv_head) * block_bytes_; };
+  const uint8_t* source = at(from);
+  uint8_t* target = at(to);
+  // keys lie side by side per element (fp32) or pair of elements (bf16), values row by row
+  const size_t step = 4, lines = f32 ? size_t(head_dim) : size_t(head_dim) / 2;
+  for (size_t i = 0; i < lines; ++i) {
+    const size_t offset = (i * kKeysPerBlock + size_t(slot)) * step;
+    std::memcpy(target + offset, source + offset, size_t(count) * step);
+  }
+  const size_t width = size_t(head_dim + 15) / 16 * 16 * (f32 ? 4 : 2);
+  const size_t offset = key_bytes(head_dim, f32) + size_t(slot) * width;
+  std::memcpy(target + offset, source + offset, size_t(count) * width);
+}
+
 }  // namespace paceline

@@ -16,6 +16,8 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 
+from paceline.speculation.tree import DraftTree
+
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
 REFIT_AFTER = 16  # observations
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
@@ -26,6 +28,8 @@ PROBE_SHARE = 0.01  # of the time goes to such probes
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
+TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
+TREE_FORGET = 0.995
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
@@ -214,7 +218,21 @@ def verified_lengths(
     tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
     which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
     """
-    survivals = [list(accumulate(row, mul)) for row in chances]
+    return _admitted([list(accumulate(row, mul)) for row in chances], verify, draft_seconds, other_rows)
+
+
+def tree_sizes(
+    trees: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int = 0
+) -> list[int]:
+    """How many nodes of each request's tree to verify: as `verified_lengths`, with trees[i] the nodes' own chances, in
+    the order in which they would be added."""
+    return _admitted(trees, verify, draft_seconds, other_rows)
+
+
+def _admitted(
+    survivals: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int
+) -> list[int]:
+    """Drafts in order of survival, as many as make expected tokens per second largest; their number per request."""
     rows = len(survivals) + other_rows
     order = sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
     expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
@@ -246,6 +264,7 @@ class DraftLengthPolicy:
         self.whole = False  # the drafter says how sure it is: draft whole blocks or none, and cut what is doubtful
         self._own: dict[int, Acceptance] = {}
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
+        self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._hopeless = 0  # steps in a row
         self._given_up_at = 0  # rows
@@ -349,6 +368,22 @@ class DraftLengthPolicy:
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
+
+    def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
+        """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
+        chances are taken to be as wrong as they have been so far."""
+        said, kept = self._tree_trust
+        chances = [[kept / said * c for c in tree.chances] for tree in trees.values()]
+        sizes = tree_sizes(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
+        for request, row, size in zip(trees, chances, sizes, strict=True):
+            if not size:
+                self._cut[request] = row[:1]
+        return sizes
+
+    def observe_tree(self, chances: Sequence[float], accepted: int) -> None:
+        """A tree whose nodes had these chances was verified, and `accepted` of them kept."""
+        said, kept = self._tree_trust
+        self._tree_trust = (TREE_FORGET * said + sum(chances), TREE_FORGET * kept + accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""

@@ -1,4 +1,4 @@
-"""Write a trained drafter as a z-lab checkpoint, with the list of head rows beside it."""
+"""Write a trained drafter as a z-lab or (with heads of DSpark) DeepSpec checkpoint, its list of head rows beside it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def export_drafter(
     dtype: torch.dtype = torch.bfloat16,
     target: dict[str, str] | None = None,
 ) -> None:
-    """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names) and ``head_rows.safetensors`` (if ``rows``).
+    """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names, DeepSpec's of DSpark's heads) and ``head_rows.safetensors`` (if ``rows``).
 
     The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
     Loaders that do not know the file use the whole head, which is also right. Some, vLLM and SGLang, would take every
