@@ -39,7 +39,7 @@ class Proposal:
     probs: the distributions they were drawn from, rows in the same order, where the sampler asks for them (mode
     "rejection"); None: certain guesses. confidence[i][j]: chance that draft j of sequence i is kept if those before it
     are, where the drafter estimates it; the step loop may verify a prefix alone. trees[i]: several continuations of
-    sequence i, drafts[i] among them, which the step loop may verify, or the likeliest part of them, instead of drafts[i].
+    sequence i, drafts[i] among them; the step loop may verify one, or its likeliest part, instead of drafts[i].
     """
 
     drafts: list[list[int]]

@@ -334,8 +334,8 @@ class Drafter(nn.Module):
             parameter.requires_grad_(id(parameter) in mine)
 
     def sequential(self, hidden: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Markov correction ``[..., R]`` to the logits of the head's ``rows``, and confidence logits ``[...]``, of slots
-        ``hidden [..., H]`` behind the tokens ``before [...]``; None for a head that the drafter lacks."""
+        """Of slots ``hidden [..., H]`` behind the tokens ``before [...]``: the Markov correction ``[..., R]`` to the
+        logits of the head's ``rows``, and confidence logits ``[...]``; None for a head that the drafter lacks."""
         given = None if self.markov_head is None else self.markov_head.markov_w1(before)
         shift = None
         if self.markov_head is not None and given is not None:

@@ -41,7 +41,7 @@ class Trees(Scripted):
         self.most = 0
 
     def propose(self, sequences: Any, limits: Any) -> Proposal:
-        proposal = super().propose(sequences, limits)
+        super().propose(sequences, limits)  # checks the protocol
         trees = [self.tree(s, limit) if limit else None for s, limit in zip(sequences, limits, strict=True)]
         return Proposal([[] if t is None else t.tokens[:1] for t in trees], None, None, trees)
 
