@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.cache import BLOCK_TOKENS
+from paceline.cache import BLOCK_TOKENS, BlockPool
 from paceline.speculation.tree import DraftTree, TreeRows, as_rows
 
 Copy = tuple[int, int, int, int]  # from block, to block, first slot, slots
@@ -86,3 +86,23 @@ def lay_out(tree: DraftTree, rows: TreeRows, anchor: int, blocks: np.ndarray, sc
         tables.append(np.concatenate((blocks[:first], own)))
         taken += count
     return Branches(rows, anchor, tree.chances[: len(rows.tokens)], tables, scratch)
+
+
+def grow(
+    wanted: Sequence[tuple[DraftTree, int, np.ndarray | None]], sizes: Sequence[int], room: int, pool: BlockPool
+) -> list[tuple[list[int], Branches | None]]:
+    """Of each (tree, anchor's position, the sequence's blocks): the `sizes[i]` likeliest nodes, or as many as the rows
+    of a pass (`room`, shared evenly) and free blocks allow. Returns their tokens, in order of rows, and their branches:
+    None where there is one alone, which needs nothing more than drafts in a row do. The blocks of the others are taken
+    from the pool.
+    """
+    out: list[tuple[list[int], Branches | None]] = []
+    for left, (tree, anchor, blocks), size in zip(range(len(wanted), 0, -1), wanted, sizes, strict=True):
+        assert blocks is not None
+        rows = fitting_rows(tree, max(0, min(size, room // left)), anchor, pool.free)
+        room -= len(rows.tokens)
+        branches = None
+        if len(rows.branches) > 1:
+            branches = lay_out(tree, rows, anchor, blocks, pool.take(sum(scratch_blocks(rows, anchor))))
+        out.append((rows.tokens, branches))
+    return out

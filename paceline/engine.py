@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.branches import Branches, Copy, fitting_rows, lay_out, scratch_blocks
+from paceline.branches import Branches, Copy, grow
 from paceline.cache import BlockPool, blocks_for, stack_tables
 from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
@@ -308,8 +308,8 @@ class Engine:
         return proposal
 
     def _grow(self, sequences: list[Sequence], proposal: Proposal, room: int, other_rows: int) -> list[Branches | None]:
-        """Trees for sequences that have one and for which more than a row of drafts is worth verifying; where it is
-        not, the drafts are those of the tree. room: rows for all drafts."""
+        """Trees for sequences that have one, as large as is wanted and fits; one without branches becomes the
+        sequence's drafts. room: rows for all drafts."""
         trees = [None] * len(sequences) if proposal.trees is None else proposal.trees
         found = {i: tree for i, tree in enumerate(trees) if tree is not None}
         out: list[Branches | None] = [None] * len(sequences)
@@ -321,17 +321,10 @@ class Engine:
             named = {sequences[i].request_id: tree for i, tree in found.items()}
             sizes = self.lengths.tree_sizes(named, drafted, other_rows + len(sequences) - len(found))
         room -= sum(len(drafts) for i, drafts in enumerate(proposal.drafts) if i not in found)
-        for left, (i, tree), size in zip(range(len(found), 0, -1), found.items(), sizes, strict=True):
-            anchor, blocks = sequences[i].num_computed, sequences[i].blocks
-            assert blocks is not None
-            rows = fitting_rows(tree, max(0, min(size, room // left)), anchor, self.pool.free)
-            room -= len(rows.tokens)
-            if len(rows.branches) == 1:
-                proposal.drafts[i] = rows.tokens
-                continue
-            scratch = self.pool.take(sum(scratch_blocks(rows, anchor)))
-            self._scratch += scratch
-            out[i] = lay_out(tree, rows, anchor, blocks, scratch)
+        wanted = [(tree, sequences[i].num_computed, sequences[i].blocks) for i, tree in found.items()]
+        for i, (drafts, branches) in zip(found, grow(wanted, sizes, room, self.pool), strict=True):
+            proposal.drafts[i], out[i] = drafts, branches
+            self._scratch += [] if branches is None else branches.scratch
         return out
 
     def _learn_cost(self, work: list[_Work], seconds: float) -> None:

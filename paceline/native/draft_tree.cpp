@@ -49,9 +49,9 @@ void candidates_of(const RowView& row, const SamplingState& state, int top, int3
   std::fill(ids, ids + top, -1);
   std::fill(logs, logs + top, -std::numeric_limits<float>::infinity());
   if (row.empty()) return;
-  best_of(row, std::max(top, kPool), best);
-  const NoiseKey key = state.noise(Stream::kGumbel);
   const double heat = std::max(0.0, state.warp.temperature);
+  best_of(row, heat > 0 ? std::max(top, kPool) : top, best);
+  const NoiseKey key = state.noise(Stream::kGumbel);
   double plain = 0, noisy = 0;  // weights of the best, without and with noise
   order.clear();
   for (size_t i = 0; i < best.columns.size(); ++i) {
