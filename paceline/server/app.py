@@ -33,12 +33,14 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         watch = asyncio.create_task(log_figures(engine, settings.log_interval, on_death))
+        warm = asyncio.create_task(engine.warm_grammars())
         try:
             yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+            for task in (watch, warm):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await engine.close()
 
     app = FastAPI(
