@@ -105,7 +105,7 @@ def serve(
         typer.Option(
             "--tool-call-parser",
             metavar="NAME",
-            help="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, none; auto: by its template.",
+            help="How it writes tool calls: hermes, llama3_json, mistral, pythonic, none; auto: by its template.",
             rich_help_panel=SERVER_PANEL,
         ),
     ] = "auto",

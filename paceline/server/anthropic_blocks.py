@@ -1,4 +1,4 @@
-"""Content blocks of an Anthropic message, built from the parts of an output as they come, with the events of a stream."""
+"""Content blocks of an Anthropic message, built from the parts of an output as they come, and a stream's events."""
 
 from __future__ import annotations
 

@@ -81,7 +81,11 @@ def tools_of(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] 
         if tool.get("type") not in (None, "custom"):
             remedy = "only tools of your own ('custom') are supported"
             raise bad(f"tools[{i}].type", tool.get("type"), remedy, code="unsupported_field")
-        function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool.get("input_schema")}
+        function = {
+            "name": tool.get("name"),
+            "description": tool.get("description"),
+            "parameters": tool.get("input_schema"),
+        }
         out.append({"type": "function", "function": {k: v for k, v in function.items() if v is not None}})
     return out
 

@@ -44,7 +44,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def take_features(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The fields that are none of these. Raises ApiError for one that an endpoint has not, unless it asks for nothing."""
+    """The fields that are none of these. Raises ApiError for one of them, unless it asks for nothing."""
     rest = {}
     for name, value in (extra or {}).items():
         why = REFUSED.get(name) or CHAT_ONLY.get(name)
@@ -85,7 +85,9 @@ class ModelFeatures:
         name = choose_reasoning_parser(template) if reasoning_parser == AUTO else reasoning_parser
         self.reasoning: ReasoningStyle | None = None if name in (None, NONE) else reasoning_style(str(name))
         # tags that are special tokens have to be in the text
-        special = {tokenizer.backend.token_to_id(t) for t in (self.reasoning.start, self.reasoning.end)} if (
-            self.reasoning
-        ) else set()
+        special = (
+            {tokenizer.backend.token_to_id(t) for t in (self.reasoning.start, self.reasoning.end)}
+            if (self.reasoning)
+            else set()
+        )
         self.special_tags = bool(special & tokenizer.special_ids)

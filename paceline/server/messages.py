@@ -89,7 +89,7 @@ async def chat_prompt(
     tools: list[dict[str, Any]] | None = None,
     knows_tools: bool = True,
 ) -> tuple[str, list[int]]:
-    """(text, token ids) of a conversation. knows_tools: whether the template does. Raises ApiError, ChatTemplateError."""
+    """(text, token ids) of a conversation. knows_tools: of the template. Raises ApiError, ChatTemplateError."""
     plain, variables = normalised(messages), template_variables(kwargs)
     if not knows_tools:
         plain, tools = in_words(plain, tools), None

@@ -53,9 +53,7 @@ def kv_cache_space(given: float | None) -> float | None:
     return value or None  # 0 is vLLM's "choose"
 
 
-def check_memory(
-    path: str | Path, dtype: str, cache_gib: float | None, quantization: Quantization = "none"
-) -> None:
+def check_memory(path: str | Path, dtype: str, cache_gib: float | None, quantization: Quantization = "none") -> None:
     """Weights and the cache asked for must fit the free memory together. Raises CapacityError before they are read."""
     with open_checkpoint(path) as checkpoint:
         if quantization == "none":

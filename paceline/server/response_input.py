@@ -42,9 +42,7 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], instructions: str | No
         elif kind == "reasoning":
             turn["reasoning_content"] = _thoughts(item)
         else:
-            raise bad(
-                f"{where}.type", kind, "use 'message', 'function_call', 'function_call_output' or 'reasoning'"
-            )
+            raise bad(f"{where}.type", kind, "use 'message', 'function_call', 'function_call_output' or 'reasoning'")
     return out
 
 

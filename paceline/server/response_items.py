@@ -79,9 +79,7 @@ class Items:
         item["status"] = status
         if self._kind == "function_call":
             item["arguments"] = text
-            events = self._event(
-                "response.function_call_arguments.done", **place, name=item["name"], arguments=text
-            )
+            events = self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text)
         else:
             part = _part(self._kind, text)
             item["content"] = [part]

@@ -62,7 +62,10 @@ class ResponsesRequest(ToolRequest):
         for name, value in (("n", self.n), ("top_logprobs", self.top_logprobs)):
             if value not in (None, 1 if name == "n" else 0):
                 raise bad(name, value, "is not part of the Responses interface here; use chat completions")
-        for field, known in (("text", ("format", "verbosity")), ("reasoning", ("effort", "summary", "generate_summary"))):
+        for field, known in (
+            ("text", ("format", "verbosity")),
+            ("reasoning", ("effort", "summary", "generate_summary")),
+        ):
             for name in getattr(self, field) or {}:
                 if name not in known:
                     raise bad(f"{field}.{name}", getattr(self, field)[name], f"use {' or '.join(known[:2])}")
@@ -221,5 +224,5 @@ def _is_cut(output: RequestOutput) -> bool:
 
 
 def _status(output: RequestOutput) -> str:
-    """"abort" comes from a grammar that could not go on; a client that aborts reads nothing any more."""
+    """ "abort" comes from a grammar that could not go on; a client that aborts reads nothing any more."""
     return {"stop": "completed", "abort": "failed"}.get(str(output.outputs[0].finish_reason), "incomplete")

@@ -8,8 +8,8 @@ from typing import Any
 
 FORMAT = "hermes"
 
-_INTRODUCTION = """You can call the functions that are listed here. To call one, write its name and its arguments as JSON \
-between <tool_call> and </tool_call>, one pair of tags for each call:
+_INTRODUCTION = """You can call the functions that are listed here. To call one, write its name and its arguments as \
+JSON between <tool_call> and </tool_call>, one pair of tags for each call:
 <tool_call>
 {"name": "name-of-the-function", "arguments": {"name-of-an-argument": "value"}}
 </tool_call>

@@ -76,9 +76,7 @@ class Turn:
 
     def counter(self) -> ReasoningCounter | None:
         """Of one choice's reasoning tokens; None for a model without reasoning."""
-        return (
-            None if self.style is None else ReasoningCounter(self.style, self.begins, self.tokenizer.token_bytes)
-        )
+        return None if self.style is None else ReasoningCounter(self.style, self.begins, self.tokenizer.token_bytes)
 
 
 async def prepare(engine: AsyncLLM, model: ModelFeatures, asked: Asked, params: SamplingParams) -> Turn:

@@ -1,4 +1,4 @@
-"""What a request's fields say about the form of its output: one grammar at most, under whichever name it was asked for."""
+"""What a request says about the form of its output: one grammar at most, by whichever name it was asked for."""
 
 from __future__ import annotations
 
@@ -123,7 +123,5 @@ def renamed(error: StructuredOutputsError, field: str) -> ApiError:
         return ApiError(400, text, param=ours[0])
     if field.endswith(TOOLS):  # the grammar made of them means nothing to the client
         reason = text.rpartition("cannot be compiled: ")[2].rpartition(f"{ours and ours[0]}=")[2]
-        return ApiError(
-            400, f"{field}: the schemas cannot be compiled: {reason}", param=field.removesuffix(OR_TOOLS)
-        )
+        return ApiError(400, f"{field}: the schemas cannot be compiled: {reason}", param=field.removesuffix(OR_TOOLS))
     return ApiError(400, field + (text[ours.end() :] if ours is not None else f": {text}"), param=field)

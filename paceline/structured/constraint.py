@@ -39,9 +39,9 @@ class GrammarConstraint:
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """marker: end of the reasoning that comes first. opening: the token that begins it, if the output may also begin
-        with the document. min_tokens: stop ids and ends of sequence are kept out of the
-        first so many tokens, unless the grammar leaves nothing else."""
+        """marker: end of the reasoning that comes first. opening: the token that begins it, if the output may also
+        begin with the document. min_tokens: stop ids and ends of sequence are kept out of the first so many tokens,
+        unless the grammar leaves nothing else."""
         self.vocabulary: Vocabulary = grammar.vocabulary
         self.failed: str | None = None  # why the grammar cannot go on, although the text is no document
         self.drafted = self.kept = 0

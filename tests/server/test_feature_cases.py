@@ -80,8 +80,10 @@ def test_case_6_never_more_reasoning_than_tokens(thinker, stop_bias):
         )
         thoughts, ids = usage["completion_tokens_details"]["reasoning_tokens"], choice["token_ids"]
         assert 0 <= thoughts <= usage["completion_tokens"] <= 64
-        assert thoughts == len(ids) if CLOSE not in ids and EOS not in ids else thoughts >= ids.index(
-            CLOSE if CLOSE in ids else EOS
+        assert (
+            thoughts == len(ids)
+            if CLOSE not in ids and EOS not in ids
+            else thoughts >= ids.index(CLOSE if CLOSE in ids else EOS)
         )
         if CLOSE in ids:
             assert thoughts == ids.index(CLOSE)
@@ -104,7 +106,9 @@ def test_case_17_a_schema_with_enum_and_null_under_drafts(thinker, drafts):
 
 def test_case_17_thirty_objects_at_once(thinker):
     """All are JSON objects, or the beginning of one where the limit cut them; no request disturbs another."""
-    grammar = thinker.llm.grammars.compile(StructuredOutputsParams(json_object=True, whitespace_pattern=r" ?|\n[ \t]{0,40}"))
+    grammar = thinker.llm.grammars.compile(
+        StructuredOutputsParams(json_object=True, whitespace_pattern=r" ?|\n[ \t]{0,40}")
+    )
 
     def ask(seed: int) -> dict[str, Any]:
         fields = {"response_format": {"type": "json_object"}, "chat_template_kwargs": SILENT, "return_token_ids": True}
@@ -196,7 +200,7 @@ def test_case_20_the_first_token_of_any_kind_is_the_first(thinker):
     first = next(c for c in chunks if any(len(v or "") for k, v in c["choices"][0]["delta"].items() if k != "role"))
     assert first["choices"][0]["delta"]["reasoning"] and first["usage"]["completion_tokens"] <= 3
     times = chunks[-1]["metrics"]
-    assert 0 < times["time_to_first_token_ms"]
+    assert times["time_to_first_token_ms"] > 0
     assert times["mean_itl_ms"] == pytest.approx(times["generation_time_ms"] / 29), "per token, not per chunk"
     assert _count(thinker, "vllm:time_to_first_token_seconds_count") == before + 1
 

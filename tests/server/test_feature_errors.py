@@ -61,12 +61,20 @@ REQUIRED = {"tool_choice": "required"}
         (CHAT, {"response_format": schema_format(BAD)}, "response_format.json_schema.schema"),
         (CHAT, {"response_format": schema_format(LONG)}, "response_format.json_schema.schema"),
         (CHAT, {"response_format": schema_format(SCHEMA), "guided_json": SCHEMA}, "guided_json"),
-        (CHAT, {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (
+            CHAT,
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "structured_outputs",
+        ),
         (CHAT, {"response_format": []}, "response_format"),
         (PLAIN, {"response_format": schema_format({"type": "nonsense"})}, "response_format.json_schema.schema"),
         (PLAIN, {"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         (PLAIN, {"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex"),
-        (PLAIN, {"structured_outputs": {"regex": "(((((a{1,1000}){1,1000}){1,1000}){1,1000}))"}}, "structured_outputs.regex"),
+        (
+            PLAIN,
+            {"structured_outputs": {"regex": "(((((a{1,1000}){1,1000}){1,1000}){1,1000}))"}},
+            "structured_outputs.regex",
+        ),
         (PLAIN, {"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar"),
         (PLAIN, {"structured_outputs": {"grammar": "start: start"}}, "structured_outputs.grammar"),
         (PLAIN, {"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
@@ -90,7 +98,11 @@ REQUIRED = {"tool_choice": "required"}
         (CHAT, {"tools": [tool(parameters=nested(200))], **REQUIRED}, None),
         (CHAT, {"tools": [tool()] * 129}, "tools"),
         (CHAT, {"tools": [tool(parameters={"properties": {"a": LONG}})], **REQUIRED}, "tools"),
-        (CHAT, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice.function.name"),
+        (
+            CHAT,
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice.function.name",
+        ),
         (CHAT, {"tools": TOOLS, "tool_choice": "all"}, "tool_choice"),
         (CHAT, REQUIRED, "tool_choice"),
         (CHAT, {"tools": TOOLS, **REQUIRED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
@@ -101,7 +113,11 @@ REQUIRED = {"tool_choice": "required"}
         (CHAT, {"thinking": {"type": "on"}}, "thinking.type"),
         (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         (CHAT, {"thinking_token_budget": 10}, "thinking_token_budget"),
-        (CHAT, {"tools": TOOLS, "response_format": schema_format({"type": "nonsense"})}, "response_format.json_schema.schema"),
+        (
+            CHAT,
+            {"tools": TOOLS, "response_format": schema_format({"type": "nonsense"})},
+            "response_format.json_schema.schema",
+        ),
         (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format.schema"),
         (RESPONSES, {"text": {"format": {"type": "x"}}}, "text.format.type"),
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -177,9 +193,7 @@ def test_nobody_waits_for_another_s_grammar(thinker, monkeypatch):
     thinker.ok(PLAIN, **BASE[PLAIN], **known)
     gate = threading.Event()
     build = type(thinker.llm.grammars)._build
-    monkeypatch.setattr(
-        type(thinker.llm.grammars), "_build", staticmethod(lambda *a: gate.wait(60) and build(*a))
-    )
+    monkeypatch.setattr(type(thinker.llm.grammars), "_build", staticmethod(lambda *a: gate.wait(60) and build(*a)))
     results: list[int] = []
     slow = threading.Thread(
         target=lambda: results.append(thinker.post(PLAIN, **BASE[PLAIN], guided_regex="[a-z]{7}").status_code)
@@ -201,9 +215,7 @@ def test_nobody_waits_for_another_s_grammar(thinker, monkeypatch):
 def test_a_client_that_leaves_while_its_grammar_compiles(thinker, monkeypatch):
     gate = threading.Event()
     build = type(thinker.llm.grammars)._build
-    monkeypatch.setattr(
-        type(thinker.llm.grammars), "_build", staticmethod(lambda *a: gate.wait(60) and build(*a))
-    )
+    monkeypatch.setattr(type(thinker.llm.grammars), "_build", staticmethod(lambda *a: gate.wait(60) and build(*a)))
     import httpx
 
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=thinker.url, timeout=0.3) as client:

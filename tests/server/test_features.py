@@ -10,6 +10,7 @@ import pytest
 from engine.harness import repeat_last, scripted
 
 from paceline.parsing.chat import make_chat_parser, parse_chat
+from paceline.server.tool_prompt import in_words
 
 from .harness import comparable, said, streamed
 from .test_other_interfaces import named_events
@@ -85,9 +86,12 @@ def test_other_grammars(thinker, fields, pattern):
 def test_strict_closes_objects_and_white_space_is_bounded(thinker):
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
     ask = {"messages": ASK, **SILENT, "max_tokens": 60}
-    quote, line = (thinker.llm.tokenizer.encode(c)[0] for c in ('"', "\n\n"))
-    open_ = thinker.ok(CHAT, **ask, response_format=form, logit_bias={str(quote): 100})["choices"][0]
-    assert open_["message"]["content"].count('"') > 10, "other properties are allowed"
+    ends, line = (thinker.llm.tokenizer.encode(c)[0] for c in ("}", "\n\n"))
+    open_ = thinker.ok(CHAT, **ask, response_format=form, logit_bias={str(ends): -100})["choices"][0]
+    assert open_["message"]["content"].count('"') > 4, "other properties are allowed"
+    form["json_schema"]["strict"] = True
+    closed = thinker.ok(CHAT, **ask, response_format=form, logit_bias={str(ends): -100})["choices"][0]
+    assert closed["message"]["content"].count('"') <= 6
     loop = thinker.ok(CHAT, **ask, response_format={"type": "json_object"}, logit_bias={str(line): 100})["choices"][0]
     assert "\n\n" not in loop["message"]["content"]
     loop = thinker.ok(CHAT, **ask, structured_outputs={"json_object": True}, logit_bias={str(line): 100})["choices"][0]
@@ -179,7 +183,9 @@ def test_past_calls_and_results_reach_the_template(thinker):
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_1", "content": "42"}]},
     ]
     counted = thinker.ok("/v1/messages/count_tokens", messages=blocks, tools=ANTHROPIC_TOOLS)["input_tokens"]
-    same = [{"type": "function", "function": {"name": t["name"], "parameters": t["input_schema"]}} for t in ANTHROPIC_TOOLS]
+    same = [
+        {"type": "function", "function": {"name": t["name"], "parameters": t["input_schema"]}} for t in ANTHROPIC_TOOLS
+    ]
     assert counted == thinker.ok("/tokenize", messages=messages, tools=same)["count"]
     assert count == thinker.ok("/tokenize", messages=messages, tools=TOOLS)["count"]
 
@@ -198,17 +204,23 @@ def test_a_template_without_tools_gets_them_in_words(server):
         {"role": "tool", "tool_call_id": "1", "content": "42"},
         {"role": "tool", "tool_call_id": "1", "content": "43"},
     ]
-    big = {"n": 1, "max_tokens": 1}
-    answer = server.post(CHAT, messages=messages, tools=TOOLS, **big)
+    answer = server.post(CHAT, messages=messages, tools=TOOLS, max_tokens=1)
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
-    ids = server.ok("/tokenize", messages=messages, tools=TOOLS)["tokens"]
-    text = server.llm.tokenizer.decode(ids, skip_special_tokens=False)
-    assert text.count("<|start|>user\n") == 2 and "<|start|>tool" not in text
-    assert "<|start|>system\nBe kind.\n\nYou can call these functions" in text
-    assert '<tools>\n{"name": "get"' in text or '"name": "get", "description": "Gets it"' in text
+    tokenizer = server.llm.tokenizer
+    for tools in (TOOLS, None):
+        past = [m | {"tool_calls": [_read(call), _read(call)]} if "tool_calls" in m else m for m in messages]
+        text = tokenizer.apply_chat_template(in_words(past, tools))
+        assert text.count("<|start|>user\n") == 2 and "<|start|>tool" not in text
+        assert (TOOLS[0]["function"]["description"] in text) == (tools is not None)
+        body = {"messages": messages} if tools is None else {"messages": messages, "tools": tools}
+        assert server.ok("/tokenize", **body)["tokens"] == tokenizer.encode(text, add_special_tokens=False)
     assert "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>" in text
-    shown = '<tool_call>\n{"name": "get", "arguments": {"q": 1}}\n</tool_call>'
-    assert text.count(shown) == 2
+    assert text.count('<tool_call>\n{"name": "get", "arguments": {"q": 1}}\n</tool_call>') == 2
+
+
+def _read(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 # ---- chat: reasoning
@@ -296,12 +308,21 @@ def items_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_responses_with_calls_and_reasoning(thinker):
-    ask = {"input": "ab abc", "tools": FLAT, "max_output_tokens": 200, **THINKING, "seed": 2, "structured_outputs": SAYS}
+    ask = {
+        "input": "ab abc",
+        "tools": FLAT,
+        "max_output_tokens": 200,
+        **THINKING,
+        "seed": 2,
+        "structured_outputs": SAYS,
+    }
     body = thinker.ok(RESPONSES, **ask)
     assert body["status"] == "completed" and body["tools"] == FLAT and body["tool_choice"] == "auto"
     assert [i["type"] for i in body["output"]] == ["reasoning", "message", "function_call", "function_call", "message"]
     thought, text, call, _, last = body["output"]
-    assert thought["content"][0]["type"] == "reasoning_text" and thought["content"][0]["text"] and thought["summary"] == []
+    assert (
+        thought["content"][0]["type"] == "reasoning_text" and thought["content"][0]["text"] and thought["summary"] == []
+    )
     assert text["content"][0]["text"] + last["content"][0]["text"] == "Well. Done."
     assert (call["name"], call["arguments"], call["status"]) == ("get", '{"q": [1, 2]}', "completed")
     assert 0 < body["usage"]["output_tokens_details"]["reasoning_tokens"] < body["usage"]["output_tokens"]
@@ -322,9 +343,10 @@ def test_responses_formats_and_choices(thinker):
     body = thinker.ok(RESPONSES, **ask)
     [call] = body["output"]
     assert call["name"] == "get" and set(json.loads(call["arguments"])) == {"a", "b"} and body["tool_choice"] == named
-    cut = thinker.ok(RESPONSES, **{**ask, "max_output_tokens": 14})
-    assert cut["status"] == "incomplete" and cut["output"][-1]["status"] == "incomplete"
-    assert call["arguments"].startswith(cut["output"][-1].get("arguments", "no call"))
+    cut = thinker.ok(RESPONSES, **{**ask, "max_output_tokens": body["usage"]["output_tokens"] - 8})
+    [part] = cut["output"]
+    assert cut["status"] == part["status"] == "incomplete" and part["type"] == "function_call"
+    assert call["arguments"] != part["arguments"] and call["arguments"].startswith(part["arguments"])
 
 
 def test_a_grammar_that_cannot_go_on_fails_the_request_alone(thinker, monkeypatch):
@@ -341,7 +363,9 @@ def test_a_grammar_that_cannot_go_on_fails_the_request_alone(thinker, monkeypatc
     form = {"regex": "[a-z]{30,}"}
     body = thinker.ok(RESPONSES, input="ab", structured_outputs=form, **SILENT)
     assert body["status"] == "failed" and "too complex" in body["error"]["message"]
-    assert named_events(thinker, RESPONSES, input="ab", structured_outputs=form, **SILENT)[-1]["type"] == "response.failed"
+    assert (
+        named_events(thinker, RESPONSES, input="ab", structured_outputs=form, **SILENT)[-1]["type"] == "response.failed"
+    )
     [choice] = thinker.ok(CHAT, messages=ASK, structured_outputs=form, **SILENT)["choices"]
     assert choice["finish_reason"] == "abort" and choice["stop_reason"].startswith("grammar: ")
 
@@ -350,12 +374,24 @@ def test_a_grammar_that_cannot_go_on_fails_the_request_alone(thinker, monkeypatc
 
 
 def test_messages_with_calls_and_thinking(thinker):
-    ask = {"messages": ASK, "tools": ANTHROPIC_TOOLS, "max_tokens": 200, **THINKING, "seed": 2, "structured_outputs": SAYS}
+    ask = {
+        "messages": ASK,
+        "tools": ANTHROPIC_TOOLS,
+        "max_tokens": 200,
+        **THINKING,
+        "seed": 2,
+        "structured_outputs": SAYS,
+    }
     body = thinker.ok(ANTHROPIC, **ask)
     assert body["stop_reason"] == "tool_use"
     assert [b["type"] for b in body["content"]] == ["thinking", "text", "tool_use", "tool_use", "text"]
     assert body["content"][0]["thinking"] and body["content"][0]["signature"] == ""
-    assert body["content"][2] == {"type": "tool_use", "id": body["content"][2]["id"], "name": "get", "input": {"q": [1, 2]}}
+    assert body["content"][2] == {
+        "type": "tool_use",
+        "id": body["content"][2]["id"],
+        "name": "get",
+        "input": {"q": [1, 2]},
+    }
     events = named_events(thinker, ANTHROPIC, **ask)
     assert [e["type"] for e in events[:2]] == ["message_start", "content_block_start"]
     starts = [e for e in events if e["type"] == "content_block_start"]
@@ -372,11 +408,19 @@ def test_messages_with_calls_and_thinking(thinker):
 
 def test_messages_choices_and_formats(thinker):
     ask = {"messages": ASK, "tools": ANTHROPIC_TOOLS, "max_tokens": 200, **SILENT}
-    for choice, names in (({"type": "any", "disable_parallel_tool_use": True}, {"get", "now"}), ({"type": "tool", "name": "get"}, {"get"})):
-        [block] = thinker.ok(ANTHROPIC, **ask, tool_choice=choice)["content"]
+    for choice, names in (
+        ({"type": "any", "disable_parallel_tool_use": True}, {"get", "now"}),
+        ({"type": "tool", "name": "get"}, {"get"}),
+    ):
+        body = thinker.ok(ANTHROPIC, **ask, tool_choice=choice)
+        [block] = body["content"]
         assert block["type"] == "tool_use" and block["name"] in names and isinstance(block["input"], dict)
-    cut = thinker.ok(ANTHROPIC, **{**ask, "max_tokens": 14}, tool_choice={"type": "tool", "name": "get"})
-    assert cut["stop_reason"] == "max_tokens" and all(block["input"] == {} for block in cut["content"])
-    for field in ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"output_format": {"type": "json_schema", "schema": SCHEMA}}):
+    cut = thinker.ok(ANTHROPIC, **{**ask, "max_tokens": body["usage"]["output_tokens"] - 8}, tool_choice=choice)
+    [block] = cut["content"]
+    assert cut["stop_reason"] == "max_tokens" and (block["name"], block["input"]) == ("get", {})
+    for field in (
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    ):
         body = thinker.ok(ANTHROPIC, messages=ASK, max_tokens=200, **SILENT, **field)
         assert {"a", "b"} <= set(json.loads(body["content"][0]["text"]))

@@ -40,7 +40,9 @@ messages = st.lists(
 )
 functions = st.fixed_dictionaries(
     {"name": st.sampled_from(["f", "g"])},
-    optional={"parameters": values | st.fixed_dictionaries({"properties": st.dictionaries(st.text(max_size=3), values)})},
+    optional={
+        "parameters": values | st.fixed_dictionaries({"properties": st.dictionaries(st.text(max_size=3), values)})
+    },
 )
 tools = (
     st.fixed_dictionaries({"type": st.just("function"), "function": functions})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -105,7 +106,12 @@ def requests(seed: int, count: int = 64) -> list[dict[str, Any]]:
         body = make(rng) | {"seed": rng.randint(0, 5), "temperature": rng.choice([0.0, 0.7, 1.1])}
         if path in (CHAT, PLAIN):
             body["return_token_ids"] = True
-        for name, value in (("top_p", 0.8), ("repetition_penalty", 1.2), ("min_p", 0.05), ("num_speculative_tokens", 3)):
+        for name, value in (
+            ("top_p", 0.8),
+            ("repetition_penalty", 1.2),
+            ("min_p", 0.05),
+            ("num_speculative_tokens", 3),
+        ):
             if rng.random() < 0.2:
                 body[name] = value
         stream = rng.random() < 0.6
@@ -158,10 +164,8 @@ async def ask(client: httpx.AsyncClient, item: dict[str, Any]) -> Any:
     if not item["stream"]:
         call = client.post(path, json=body)
         if item["leave"] is not None:
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(call, 0.01 * item["leave"])
-            except TimeoutError:
-                pass
             return None
         answer = await call
         assert answer.status_code == 200, answer.text
@@ -230,5 +234,7 @@ def test_mixed_requests_at_once_equal_the_same_alone_and_plain(thinker: Live, pl
                 assert mine == his, item
                 compared += 1
         assert compared > 50
-    calls = [c for item, a in zip(items, want, strict=True) if item["path"] == CHAT for s in a["choices"] for c in s["calls"]]
+    calls = [
+        c for item, a in zip(items, want, strict=True) if item["path"] == CHAT for s in a["choices"] for c in s["calls"]
+    ]
     assert calls and all(name in ("get", "now") for name, _ in calls)

@@ -1,7 +1,8 @@
-"""The parts of an output, the words for templates without tools, and conversations of other interfaces: pure functions."""
+"""Parts of an output, words for templates without tools, conversations of other interfaces: pure functions."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -35,7 +36,7 @@ def reader(**options: Any) -> Reader:
 
 def deltas(text: str, cuts: list[int]) -> list[StreamDelta]:
     places = sorted({min(c, len(text)) for c in cuts} | {0, len(text)})
-    pieces = [text[a:b] for a, b in zip(places, places[1:], strict=False)] or [""]
+    pieces = [text[a:b] for a, b in pairwise(places)] or [""]
     return [StreamDelta(0, p, [], [], "stop" if i == len(pieces) - 1 else None) for i, p in enumerate(pieces)]
 
 
@@ -107,8 +108,13 @@ def test_tools_in_words():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"é": 1}}}
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "so", "tool_calls": [call]}]
     got = in_words(messages, tools)
-    assert [m["role"] for m in got] == ["system", "user", "assistant"] and '{"name": "f", "parameters": {}}' in got[0]["content"]
-    assert got[2] == {"role": "assistant", "content": 'so\n<tool_call>\n{"name": "f", "arguments": {"é": 1}}\n</tool_call>'}
+    assert [m["role"] for m in got] == ["system", "user", "assistant"] and '{"name": "f", "parameters": {}}' in got[0][
+        "content"
+    ]
+    assert got[2] == {
+        "role": "assistant",
+        "content": 'so\n<tool_call>\n{"name": "f", "arguments": {"é": 1}}\n</tool_call>',
+    }
     assert in_words([{"role": "user", "content": "hi"}], None) == [{"role": "user", "content": "hi"}]
     assert message_of(reader().whole(got[2]["content"])).tool_calls[0].arguments == '{"é": 1}'
 

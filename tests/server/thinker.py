@@ -1,4 +1,4 @@
-"""A tiny random model with the tags, the special tokens and the chat template of a model that reasons and calls tools."""
+"""A tiny random model with the tags and the chat template of a model that reasons and calls tools."""
 
 from __future__ import annotations
 
