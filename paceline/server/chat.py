@@ -173,7 +173,9 @@ class Chat:
         tokens_shown = self.top is not None or self.request.return_token_ids
         if not parts and (delta.finish_reason is not None or (tokens_shown and delta.token_ids)):
             parts = [{}]
-        out = [{"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts]
+        out: list[dict[str, Any]] = [
+            {"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
+        ]
         if not out:
             return out
         last = out[-1]

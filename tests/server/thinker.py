@@ -8,7 +8,7 @@ from pathlib import Path
 from models.tiny import Shape, write_target
 from tokenizers import AddedToken, Tokenizer
 
-SHAPE = Shape(vocab=300, hidden=48, inner=64, heads=4, kv_heads=2, head_dim=16, context=768, sharp=1.5)
+SHAPE = Shape(vocab=300, hidden=48, inner=64, heads=4, kv_heads=2, head_dim=16, context=2048, sharp=1.5)
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 OPEN, CLOSE, CALL, END_CALL = range(290, 294)  # ids of the tags
 EOS = SHAPE.vocab - 1
