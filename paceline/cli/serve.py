@@ -135,7 +135,8 @@ def serve(
         ),
     ] = "summary",
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     cpus: Annotated[
         str | None,
@@ -284,6 +285,7 @@ def serve(
         model,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         speculative_config=None if no_speculation else speculation or "auto",
         threads=threads,
         max_model_len=max_model_len,
