@@ -357,4 +357,5 @@ def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
         b.output,
         logprobs,
         b.stop_reason,
+        a.passes + b.passes,
     )
