@@ -14,7 +14,7 @@ from pathlib import Path
 
 BODY_MIB = 1
 # Small enough that the queue and the limits are reached now and then.
-OPTIONS = ["--max-num-seqs", "8", "--max-waiting", "24", "--max-body-mib", str(BODY_MIB), "--kv-cache-space", "0.25"]
+OPTIONS = ["--max-num-seqs", "8", "--max-waiting", "24", "--max-body-mib", str(BODY_MIB), "--kv-cache-space", "0.1"]
 COMPLAINT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|never awaited|never retrieved")
 
 

@@ -81,7 +81,7 @@ async function connect() {
   at("model").replaceChildren(...names.map((name) => new Option(name, name)));
   at("max-tokens").max = engine.max_model_len - 1;
   const lengths = Array.from({ length: most }, (_, i) => new Option(`${i + 1}`, `${i + 1}`));
-  at("drafts").replaceChildren(new Option("as the server chooses", ""), ...lengths);
+  at("drafts").replaceChildren(new Option("automatic", ""), ...lengths);
   at("drafts").disabled = !engine.speculation;
   drafts.clear(engine.speculation ? "Start a race to see it." : "This server has no drafter.");
   panes.plain.clear("One token per pass of the model.");
