@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ COMPLAINT = re.compile(r"Traceback|\bERROR\b|\bCRITICAL\b|never awaited|never re
 
 @dataclass(frozen=True)
 class Usage:
-    """at: time.monotonic(). files: open descriptors, connections among them."""
+    """files: open descriptors, connections among them."""
 
-    at: float
     resident_mib: float
     threads: int
     files: int
@@ -79,7 +77,7 @@ class ServerProcess:
         folder = Path("/proc") / str(self.process.pid)
         fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
         files = sum(1 for _ in (folder / "fd").iterdir())
-        return Usage(time.monotonic(), int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
+        return Usage(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
 
     def stop(self, seconds: float = 60.0) -> int:
         """Its exit code after SIGTERM."""

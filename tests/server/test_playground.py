@@ -56,7 +56,7 @@ def test_marks_and_passes_are_those_of_the_drafts(server, spec):
     """With drafts that are right now and then: the stream's passes are the counters, its marks the accepted tokens."""
     ids = server.ok("/tokenize", messages=ASK["messages"])["tokens"]
     _, plain_steps, plain = run(server, num_speculative_tokens=0)
-    assert all(s["passes"] == [[0, 0]] and s["tokens"] == 1 for s in plain_steps)
+    assert all(s["passes"] == [[0, 0]] * s["tokens"] for s in plain_steps)  # a reader that is late gets several at once
     assert not any(accepted for s in plain_steps for _, accepted in s["pieces"])
     with scripted(spec, half_right(learned(spec, ids), spec.model.vocab_size, seed=5)):
         _, steps, end = run(server, num_speculative_tokens=5)
