@@ -9,7 +9,7 @@ loops, and whether both took the same steps. The tools are deterministic: a calc
 a look into one of them.
 
 A small model does not decide by itself when to call what, so each task names the tools in order: `tool_choice` asks for
-exactly that call, whose arguments the server holds to the tool's schema, and `response_format` does the same for the
+exactly that call, the server holds its arguments to the tool's schema, and `response_format` does the same for the
 answer. With --free the model chooses (`tool_choice: "auto"`), which needs one that can.
 """
 
@@ -216,7 +216,7 @@ def is_answer(text: str | None) -> bool:
 
 
 def compare(agent: Agent, tasks: Sequence[Task], repeats: int, free: bool) -> list[dict[str, Any]]:
-    """A row per task. Arms take turns; no request finds what the other arm left in the cache, each finds its own loop."""
+    """A row per task. Arms take turns; none finds what the other left in the cache, each finds its own loop's rounds."""
     rows = []
     for task in tasks:
         runs: dict[str, list[Run]] = {"plain": [], "speculative": []}
