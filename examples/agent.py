@@ -5,8 +5,8 @@
 
 It talks to any server with OpenAI's interface through the `openai` package. Every task is solved twice per repeat, once
 with `num_speculative_tokens: 0` (plain decoding), once as the server likes; what is compared is the wall time of whole
-loops, and whether both took the same steps. The tools are deterministic: a calculator, a search in a folder of texts, and
-a look into one of them.
+loops, and whether both took the same steps. The tools are deterministic: a calculator, a search in a folder of texts,
+and a look into one of them.
 
 A small model does not decide by itself when to call what, so each task names the tools in order: `tool_choice` asks for
 exactly that call, the server holds its arguments to the tool's schema, and `response_format` does the same for the
@@ -216,7 +216,7 @@ def is_answer(text: str | None) -> bool:
 
 
 def compare(agent: Agent, tasks: Sequence[Task], repeats: int, free: bool) -> list[dict[str, Any]]:
-    """A row per task. Arms take turns; none finds what the other left in the cache, each finds its own loop's rounds."""
+    """A row per task. Arms take turns; none finds what the other left in the cache, each finds its own rounds."""
     rows = []
     for task in tasks:
         runs: dict[str, list[Run]] = {"plain": [], "speculative": []}
