@@ -22,6 +22,8 @@ KINDS = {
     "sampled": 12,
     "streamed": 12,
     "other_interfaces": 8,
+    "structured": 6,
+    "tools": 4,
     "playground": 4,
     "small_endpoints": 6,
     "abort": 14,
@@ -142,6 +144,43 @@ class Clients:
         ]
         path, body = rng.choice(visits)
         await self.post(path, body, FINE)
+
+    async def structured(self, rng: random.Random) -> None:
+        """An answer that ends by itself is valid, whatever the temperature."""
+        schema = {
+            "type": "object",
+            "properties": {
+                "kind": {"enum": ["a", "b", None]},
+                "size": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["kind", "size"],
+            "additionalProperties": False,
+        }
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        body = chat(rng, max_tokens=MOST_TOKENS, temperature=rng.choice([0, 1.0]), response_format=form)
+        answer = await self.post(CHAT, body, FINE)
+        if answer.status_code != 200:
+            return
+        [choice] = answer.json()["choices"]
+        if choice["finish_reason"] == "stop":
+            found = json.loads(choice["message"]["content"])
+            if found.keys() != {"kind", "size"} or not 0 <= found["size"] <= 99:
+                raise SoakError("an answer breaks its schema")
+
+    async def tools(self, rng: random.Random) -> None:
+        """A call that was asked for comes, streamed or not, with arguments of its schema."""
+        parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+        declared = [{"type": "function", "function": {"name": "count", "parameters": parameters}}]
+        body = chat(rng, max_tokens=MOST_TOKENS, tools=declared, tool_choice="required")
+        if rng.random() < 0.5:
+            async for _ in self.events(CHAT, body):
+                pass
+            return
+        answer = await self.post(CHAT, body, FINE)
+        if answer.status_code == 200 and answer.json()["choices"][0]["finish_reason"] == "tool_calls":
+            call = answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]
+            if call["name"] != "count" or not isinstance(json.loads(call["arguments"])["n"], int):
+                raise SoakError("a call breaks its schema")
 
     async def playground(self, rng: random.Random) -> None:
         last = None
