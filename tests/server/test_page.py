@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt-get install chromium)"),
 ]
-WAIT = 120_000  # milliseconds; a busy machine is no reason to fail
+WAIT = 60_000  # milliseconds; a busy machine is no reason to fail
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_nothing_is_wider_than_the_screen(browser, server, width):
         race(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         columns = page.evaluate("getComputedStyle(document.querySelector('.panes')).gridTemplateColumns").split()
-        assert len(columns) == (2 if width >= 768 else 1)
+        assert len([c for c in columns if c != "0px"]) == (2 if width >= 768 else 1)
 
 
 CONTRAST = """() => {

@@ -80,6 +80,7 @@ async function connect() {
     (engine.speculation ? ` · drafts: ${engine.speculation}` : "");
   at("model").replaceChildren(...names.map((name) => new Option(name, name)));
   at("max-tokens").max = engine.max_model_len - 1;
+  at("max-tokens").value = Math.min(at("max-tokens").value, engine.max_model_len - 1);
   const lengths = Array.from({ length: most }, (_, i) => new Option(`${i + 1}`, `${i + 1}`));
   at("drafts").replaceChildren(new Option("automatic", ""), ...lengths);
   at("drafts").disabled = !engine.speculation;
