@@ -16,10 +16,10 @@ LABELS = 'model_name="m",engine="0"'
 def scrape(drafts=10, drafted=30, accepted=12, positions=(7, 4, 1), running=0, count=3, **more) -> Scrape:
     spec = "vllm:spec_decode_num"
     lines = [
-        f"# TYPE {spec}_drafts counter\n{spec}_drafts_total{{{LABELS}}} {drafts}",
-        f"# TYPE {spec}_draft_tokens counter\n{spec}_draft_tokens_total{{{LABELS}}} {drafted}",
-        f"# TYPE {spec}_accepted_tokens counter\n{spec}_accepted_tokens_total{{{LABELS}}} {accepted}",
-        f"# TYPE {spec}_accepted_tokens_per_pos counter",
+        f"# TYPE {spec}_drafts_total counter\n{spec}_drafts_total{{{LABELS}}} {drafts}",
+        f"# TYPE {spec}_draft_tokens_total counter\n{spec}_draft_tokens_total{{{LABELS}}} {drafted}",
+        f"# TYPE {spec}_accepted_tokens_total counter\n{spec}_accepted_tokens_total{{{LABELS}}} {accepted}",
+        f"# TYPE {spec}_accepted_tokens_per_pos_total counter",
         *(f'{spec}_accepted_tokens_per_pos_total{{{LABELS},position="{i}"}} {n}' for i, n in enumerate(positions)),
         f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{{{LABELS}}} {running}",
         f"# TYPE paceline:engine_alive gauge\npaceline:engine_alive{{{LABELS}}} {more.get('alive', 1)}",
