@@ -49,35 +49,36 @@ class SoakError(Exception):
     """An answer that no client should get."""
 
 
-def prompt(rng: random.Random) -> str:
-    """Some share their beginning, so that the prefix cache has work; some are long."""
-    text = f"Write {rng.randint(2, 9)} sentences about {rng.choice(TOPICS)}."
-    if rng.random() < 0.15:
-        text = "Keep in mind: " + " ".join(rng.choice(TOPICS) for _ in range(rng.randint(50, 400))) + ". " + text
-    return text
-
-
-def chat(rng: random.Random, **fields: Any) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": prompt(rng)}],
-        "max_tokens": rng.randint(1, MOST_TOKENS),
-        "temperature": 0,
-        **fields,
-    }
-
-
 class Clients:
     """All kinds of visits. statuses: counts of what came back."""
 
     def __init__(self, server: ServerProcess, http: httpx.AsyncClient, statuses: Counter[str]) -> None:
         self.server, self.http, self.statuses = server, http, statuses
         self.known: list[tuple[dict[str, Any], str]] = []
+        self.longest = 0  # topics in a prompt
+
+    def prompt(self, rng: random.Random) -> str:
+        """Some share their beginning, so that the prefix cache has work; some are long."""
+        text = f"Write {rng.randint(2, 9)} sentences about {rng.choice(TOPICS)}."
+        if rng.random() < 0.15:
+            text = "Mind " + " ".join(rng.choice(TOPICS) for _ in range(rng.randint(0, self.longest))) + ". " + text
+        return text
+
+    def chat(self, rng: random.Random, **fields: Any) -> dict[str, Any]:
+        return {
+            "messages": [{"role": "user", "content": self.prompt(rng)}],
+            "max_tokens": rng.randint(1, MOST_TOKENS),
+            "temperature": 0,
+            **fields,
+        }
 
     async def learn(self) -> None:
         """Answers that prompts get when nothing else runs, without drafts: what they must get at any time."""
         rng = random.Random(0)
+        room = (await self.http.get("/server_info")).json()["engine"]["max_model_len"] - MOST_TOKENS - 150
+        self.longest = max(0, min(400, room // max(map(len, TOPICS))))  # a token per character, at the worst
         for i in range(8):
-            body = chat(rng, max_tokens=MOST_TOKENS, seed=i, temperature=0 if i % 2 else 0.9)
+            body = self.chat(rng, max_tokens=MOST_TOKENS, seed=i, temperature=0 if i % 2 else 0.9)
             answer = await self.http.post(CHAT, json={**body, "num_speculative_tokens": 0})
             answer.raise_for_status()
             self.known.append((body, answer.json()["choices"][0]["message"]["content"]))
@@ -110,7 +111,7 @@ class Clients:
         ):
             if rng.random() < 0.25:
                 fields[name] = value
-        answer = await self.post(CHAT, chat(rng, **fields, logprobs=rng.random() < 0.2 or None), FINE)
+        answer = await self.post(CHAT, self.chat(rng, **fields, logprobs=rng.random() < 0.2 or None), FINE)
         if answer.status_code == 200:
             found = answer.json()
             if [c["index"] for c in found["choices"]] != list(range(n)):
@@ -121,9 +122,9 @@ class Clients:
     async def streamed(self, rng: random.Random) -> None:
         options = {"include_usage": True, "continuous_usage_stats": rng.random() < 0.3}
         if rng.random() < 0.5:
-            body = chat(rng, stream_options=options)
+            body = self.chat(rng, stream_options=options)
         else:
-            texts = [prompt(rng) for _ in range(rng.choice([1, 1, 2]))]
+            texts = [self.prompt(rng) for _ in range(rng.choice([1, 1, 2]))]
             body = {"prompt": texts, "max_tokens": rng.randint(1, MOST_TOKENS), "temperature": 0, "logprobs": 2}
             body["stream_options"] = options
         last = None
@@ -135,12 +136,12 @@ class Clients:
     async def other_interfaces(self, rng: random.Random) -> None:
         tokens = rng.randint(1, MOST_TOKENS)
         visits: list[tuple[str, dict[str, Any]]] = [
-            ("/v1/responses", {"input": prompt(rng), "max_output_tokens": tokens}),
+            ("/v1/responses", {"input": self.prompt(rng), "max_output_tokens": tokens}),
             (
                 "/v1/messages",
-                {"messages": [{"role": "user", "content": prompt(rng)}], "max_tokens": tokens},
+                {"messages": [{"role": "user", "content": self.prompt(rng)}], "max_tokens": tokens},
             ),
-            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": prompt(rng)}]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": self.prompt(rng)}]}),
         ]
         path, body = rng.choice(visits)
         await self.post(path, body, FINE)
@@ -157,7 +158,7 @@ class Clients:
             "additionalProperties": False,
         }
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        body = chat(rng, max_tokens=MOST_TOKENS, temperature=rng.choice([0, 1.0]), response_format=form)
+        body = self.chat(rng, max_tokens=MOST_TOKENS, temperature=rng.choice([0, 1.0]), response_format=form)
         answer = await self.post(CHAT, body, FINE)
         if answer.status_code != 200:
             return
@@ -171,7 +172,7 @@ class Clients:
         """A call that was asked for comes, streamed or not, with arguments of its schema."""
         parameters = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
         declared = [{"type": "function", "function": {"name": "count", "parameters": parameters}}]
-        body = chat(rng, max_tokens=MOST_TOKENS, tools=declared, tool_choice="required")
+        body = self.chat(rng, max_tokens=MOST_TOKENS, tools=declared, tool_choice="required")
         if rng.random() < 0.5:
             async for _ in self.events(CHAT, body):
                 pass
@@ -184,7 +185,7 @@ class Clients:
 
     async def playground(self, rng: random.Random) -> None:
         last = None
-        async for event in self.events("/playground/stream", chat(rng), stream=None):
+        async for event in self.events("/playground/stream", self.chat(rng), stream=None):
             last = event
         if last is not None and last.get("type") != "end":
             raise SoakError("the stream did not end with its end")
@@ -192,7 +193,7 @@ class Clients:
     async def small_endpoints(self, rng: random.Random) -> None:
         path = rng.choice(["/v1/models", "/", "/version", "/load", "/server_info", "/openapi.json", "/tokenize"])
         if path == "/tokenize":
-            text = prompt(rng)
+            text = self.prompt(rng)
             answer = await self.post(path, {"prompt": text}, FINE)
             back = await self.post("/detokenize", {"tokens": answer.json()["tokens"]}, FINE)
             if back.json()["prompt"] != text:
@@ -204,14 +205,14 @@ class Clients:
 
     async def burst(self, rng: random.Random) -> None:
         """More at once than may wait."""
-        bodies = [chat(rng, max_tokens=4) for _ in range(rng.randint(10, 60))]
+        bodies = [self.chat(rng, max_tokens=4) for _ in range(rng.randint(10, 60))]
         await asyncio.gather(*(self.post(CHAT, body, FINE) for body in bodies))
 
     # ---- those who leave or stall
 
     async def abort(self, rng: random.Random) -> None:
         """Read a little, then go: in order, or by a reset."""
-        body = chat(rng, max_tokens=400, ignore_eos=True, stream=rng.random() < 0.8, n=rng.choice([1, 1, 2]))
+        body = self.chat(rng, max_tokens=400, ignore_eos=True, stream=rng.random() < 0.8, n=rng.choice([1, 1, 2]))
         async with self.raw(CHAT, body) as (reader, writer):
             wanted = rng.choice([1, 200, 1000, 4000])
             try:
@@ -225,13 +226,13 @@ class Clients:
 
     async def abort_unread(self, rng: random.Random) -> None:
         """Sends a request, reads nothing of a long answer for a while, and goes."""
-        body = chat(rng, max_tokens=600, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20, n=2)
+        body = self.chat(rng, max_tokens=600, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20, n=2)
         async with self.raw(CHAT, body, buffer=2048):
             await asyncio.sleep(rng.uniform(0.1, SLOW_SECONDS))
 
     async def slow_reader(self, rng: random.Random) -> None:
         """Takes its answer in crumbs, then the rest, which must be whole."""
-        body = chat(rng, max_tokens=MOST_TOKENS, stream=True)
+        body = self.chat(rng, max_tokens=MOST_TOKENS, stream=True)
         async with self.raw(CHAT, body, buffer=2048) as (reader, _):
             end = asyncio.get_running_loop().time() + SLOW_SECONDS
             data = b""
@@ -282,7 +283,7 @@ class Clients:
             -0.5,
             [None] * 100,
         ]
-        body = chat(rng, max_tokens=4)
+        body = self.chat(rng, max_tokens=4)
         body[rng.choice(fields)] = rng.choice(values)
         if rng.random() < 0.3:
             body["stream"] = True

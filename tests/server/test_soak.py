@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from engine.conftest import SHAPE
+from models.tiny import write_target
 
 from benchmarks.serve_soak import Lived, main
 from benchmarks.soak_checks import Scrape, counters_agree, counters_grow, left_behind
@@ -80,11 +83,17 @@ def test_time_in_which_nothing_ran_does_not_count(monkeypatch):
     assert lived.tick() == pytest.approx(3.0)
 
 
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    """A tiny model whose context has room for tools in words."""
+    return write_target(tmp_path_factory.mktemp("roomy"), replace(SHAPE, context=2048), tokenizer=True)
+
+
 @pytest.mark.slow
-def test_a_short_soak(folder, tmp_path, capsys):
+def test_a_short_soak(roomy, tmp_path, capsys):
     """About twenty seconds of everything at once, on a tiny model."""
     output = tmp_path / "soak.json"
-    code = main(["--model", str(folder), "--minutes", "0.3", "--clients", "6", "--output", str(output)])
+    code = main(["--model", str(roomy), "--minutes", "0.3", "--clients", "6", "--output", str(output)])
     result = json.loads(output.read_text())
     assert (code, result["problems"]) == (0, {}), capsys.readouterr().err[-3000:]
     assert result["requests"] > 50 and len(result["by kind"]) >= 12
@@ -92,7 +101,7 @@ def test_a_short_soak(folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_soak_notices_a_server_that_dies(folder, tmp_path, monkeypatch, capsys):
+def test_a_soak_notices_a_server_that_dies(roomy, monkeypatch, capsys):
     """A server that ends in the middle is a finding, not a hang."""
     import asyncio
 
@@ -104,5 +113,5 @@ def test_a_soak_notices_a_server_that_dies(folder, tmp_path, monkeypatch, capsys
             self.server.process.kill()
 
     monkeypatch.setattr(serve_soak, "Soak", Dying)
-    assert main(["--model", str(folder), "--minutes", "1", "--clients", "2"]) == 1
+    assert main(["--model", str(roomy), "--minutes", "1", "--clients", "2"]) == 1
     assert "the server ended with code -9" in capsys.readouterr().out
