@@ -20,6 +20,7 @@ import asyncio
 import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -147,6 +148,10 @@ class Soak:
         if self.options.no_schemathesis or not program.exists():
             self.outcome.facts["schemathesis"] = "left out" if self.options.no_schemathesis else "not installed"
             return
+        with tempfile.TemporaryDirectory() as folder:  # it leaves notes where it runs
+            await self._schemathesis_in(folder, program)
+
+    async def _schemathesis_in(self, folder: str, program: Path) -> None:
         seed = self.options.seed
         while not self.over:
             seed += 1
@@ -154,7 +159,7 @@ class Soak:
             command += ["--max-examples=10", f"--seed={seed}", "--suppress-health-check=all", "--no-color"]
             command += [f"--request-timeout={self.options.patience:.0f}", "--wait-for-schema=60"]
             process = await asyncio.create_subprocess_exec(
-                *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+                *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=folder
             )
             said = asyncio.ensure_future(process.communicate())
             while not said.done() and not self.over:
