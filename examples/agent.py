@@ -66,7 +66,7 @@ class Corpus:
     def __init__(self, folder: Path) -> None:
         self.files = {p.name: p.read_text(encoding="utf-8").splitlines() for p in sorted(folder.glob("*.md"))}
         headings = " ".join(line for lines in self.files.values() for line in lines if line.startswith("#"))
-        self.words = sorted(set(re.findall(r"[a-z]{4,}", headings.lower())))
+        self.words = sorted(set(re.findall(r"[a-z]{6,}", headings.lower())))
         if not self.words:
             raise SystemExit(f"--corpus {folder}: no Markdown files with headings there")
 
