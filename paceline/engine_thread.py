@@ -126,6 +126,8 @@ class EngineThread:
                 if self._active:
                     self._step()
                     self._send()
+                    with self.llm._lock:
+                        self.llm._costs.save_now_and_then(self.llm.engine.lengths, beside=True)
         except BaseException as error:
             log.exception("the engine died")
             self.error = error

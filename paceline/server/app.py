@@ -33,12 +33,14 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         watch = asyncio.create_task(log_figures(engine, settings.log_interval, on_death))
+        warm = asyncio.create_task(_warm(engine))
         try:
             yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+            for task in (watch, warm):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await engine.close()
 
     app = FastAPI(
@@ -60,6 +62,13 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     app.add_exception_handler(Exception, _error)
     app.add_middleware(Gate, settings=settings)
     return app
+
+
+async def _warm(engine: AsyncLLM) -> None:
+    try:
+        await engine.warm_grammars()
+    except Exception:  # the first grammar will meet it again, and its client hears of it
+        log.exception("the vocabulary could not be prepared for grammars")
 
 
 def answer(error: ApiError, request: Request) -> Response:

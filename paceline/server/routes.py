@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 import paceline
 from paceline.prompts import check_ids
+from paceline.sampling_params import SamplingParams
 from paceline.server.errors import ApiError, bad
-from paceline.server.messages import chat_prompt
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.service import Service
 from paceline.server.transport import JsonResponse
+from paceline.server.turn import Asked, prepare
 
 
 def router(service: Service) -> APIRouter:
@@ -84,14 +85,15 @@ async def _tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "prompt: give either a prompt or messages", param="prompt")
     if request.messages is not None:
-        _, ids = await chat_prompt(
-            service.engine,
+        asked = Asked(
             request.messages,
             request.chat_template_kwargs,
+            tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,
         )
+        ids = (await prepare(service.engine, service.features, asked, SamplingParams())).ids
     else:
         assert request.prompt is not None
         frame = request.add_special_tokens is not False
