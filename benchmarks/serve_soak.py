@@ -156,7 +156,7 @@ class Soak:
         while not self.over:
             seed += 1
             command = [str(program), "run", f"{self.server.url}/openapi.json", "--checks=not_a_server_error"]
-            command += ["--max-examples=10", f"--seed={seed}", "--suppress-health-check=all", "--no-color"]
+            command += ["--max-examples=5", f"--seed={seed}", "--suppress-health-check=all", "--no-color"]
             command += [f"--request-timeout={self.options.patience:.0f}", "--wait-for-schema=60"]
             process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=folder

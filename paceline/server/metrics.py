@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from paceline.async_llm import AsyncLLM
@@ -85,10 +85,11 @@ class Metrics(Collector):
     def _note(self, name: str, value: float) -> None:
         self.requests[name][1].observe(value)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) for a scrape."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+    def exposition(self) -> tuple[bytes, str]:
+        """(body, content type) for a scrape: Prometheus's text format whatever the client would like best. In OpenMetrics,
+        which Prometheus 2 asks for, the client library turns the colon of `vllm:` into an underscore, and every
+        dashboard is empty."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     # ---- at a scrape
 

@@ -133,3 +133,19 @@ def test_the_scrape_example_asks_the_right_path():
     [job] = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
     assert job.get("metrics_path", "/metrics") == "/metrics"
     assert job["static_configs"][0]["targets"] == ["127.0.0.1:8000"]
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;q=0.5",
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+        "text/plain;version=1.0.0;escaping=underscores",
+        "",
+    ],
+)
+def test_names_keep_their_colon_for_every_prometheus(server, accept):
+    """What Prometheus 2 and 3 ask for: `vllm:num_drafts` must not become `vllm_num_drafts`."""
+    answer = server.client.get("/metrics", headers={"accept": accept})
+    assert "vllm:num_requests_running{" in answer.text and "vllm_" not in answer.text and "paceline_" not in answer.text
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
