@@ -86,9 +86,8 @@ class Metrics(Collector):
         self.requests[name][1].observe(value)
 
     def exposition(self) -> tuple[bytes, str]:
-        """(body, content type) for a scrape: Prometheus's text format whatever the client would like best. In OpenMetrics,
-        which Prometheus 2 asks for, the client library turns the colon of `vllm:` into an underscore, and every
-        dashboard is empty."""
+        """(body, content type) for a scrape: Prometheus's text format, whatever the client would like best. In
+        OpenMetrics, for which Prometheus 2 asks, the library turns the colon of `vllm:` into an underscore."""
         return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     # ---- at a scrape
