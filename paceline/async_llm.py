@@ -372,4 +372,5 @@ def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
         b.output,
         logprobs,
         b.stop_reason,
+        a.passes + b.passes,
     )

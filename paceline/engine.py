@@ -41,12 +41,34 @@ WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing o
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown."""
+    """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown. num_drafts,
+    num_accepted: draft tokens of the pass and how many the model agreed with, before a stop cuts them."""
 
     sequence: Sequence
     token_ids: list[int]
     accepted: list[bool]
     text: str
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
+class RoundSeconds:
+    """Where the time of all steps went: making drafts, the model's pass, choosing tokens and committing them
+    (sampling, stops, the drafter's look at the pass), and deciding who takes part."""
+
+    draft: float = 0.0
+    forward: float = 0.0
+    commit: float = 0.0
+    schedule: float = 0.0
+
+    def add(self, begin: float, draft: float, scheduled: float, passed: float, end: float) -> None:
+        """One step by its clock: when it began, was scheduled, had its logits, and ended; draft: seconds of drafting
+        while it was scheduled."""
+        self.draft += draft
+        self.schedule += scheduled - begin - draft
+        self.forward += passed - scheduled
+        self.commit += end - passed
 
 
 @dataclass(slots=True)
@@ -109,6 +131,7 @@ class Engine:
             on_preempt=self._forget_drafts,
         )
         self.stats = SpecDecodeStats()  # of all sequences so far
+        self.round_seconds = RoundSeconds()
         self.lengths = DraftLengthPolicy()
         self._process = os.getpid()
         self._stepping = False
@@ -188,9 +211,13 @@ class Engine:
                 return []
             recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states is not None else None
             with recurrent or nullcontext():
+                scheduled = time.perf_counter()
                 logits, taps = self._forward(work, recurrent)
+                passed = time.perf_counter()
                 results = self._commit(work, proposal, logits, taps, recurrent)
-            self._learn_cost(work, time.perf_counter() - begin)
+            end = time.perf_counter()
+            self.round_seconds.add(begin, self._draft_seconds, scheduled, passed, end)
+            self._learn_cost(work, end - begin)
             return results
         finally:
             self._stepping = False
@@ -511,7 +538,7 @@ class Engine:
             sequence.first_token = now
         sequence.last_token = now
         flags = [i < len(tokens) - 1 for i in range(len(kept))]
-        return StepResult(sequence, kept, flags, stop.text)
+        return StepResult(sequence, kept, flags, stop.text, len(item.drafts), len(tokens) - 1)
 
     def _warn_of_collapse(self) -> None:
         """Say once that a trained drafter is hardly ever right: the pairing may be wrong in a way no check can see."""

@@ -360,6 +360,7 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
 def _warm_up(llm: LLM) -> None:
     """A few tokens, so that the first client does not pay for plans and first touches of memory."""
     from paceline.cache import PrefixCacheStats
+    from paceline.engine import RoundSeconds
     from paceline.sampling_params import SamplingParams
     from paceline.speculation.stats import SpecDecodeStats
 
@@ -367,6 +368,7 @@ def _warm_up(llm: LLM) -> None:
         [[0, 0]], SamplingParams(temperature=0.0, max_tokens=min(6, llm.max_model_len - 2) or 1, ignore_eos=True)
     )
     llm.engine.stats, llm.engine.scheduler.stats = SpecDecodeStats(), PrefixCacheStats()  # nobody asked for these
+    llm.engine.round_seconds = RoundSeconds()
 
 
 def _template(given: str | None) -> str | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import paceline
 from paceline.async_llm import AsyncLLM
 from paceline.errors import PacelineError
-from paceline.server import anthropic, chat, completions, responses, routes
+from paceline.server import anthropic, chat, completions, playground, responses, routes
 from paceline.server.errors import ApiError, as_api_error, body_of
 from paceline.server.figures import log_figures
 from paceline.server.middleware import Gate
@@ -53,7 +53,7 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
         redoc_url=None,
     )
     app.state.service = service
-    for part in (chat, completions, responses, anthropic, routes):
+    for part in (chat, completions, responses, anthropic, routes, playground):
         app.include_router(part.router(service))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

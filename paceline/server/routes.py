@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 import paceline
@@ -59,8 +59,8 @@ def router(service: Service) -> APIRouter:
         return JsonResponse({"version": paceline.__version__})
 
     @routes.get("/metrics", response_model=None)
-    async def metrics(raw: Request) -> Response:
-        body, content_type = service.metrics.exposition(raw.headers.get("accept", ""))
+    async def metrics() -> Response:
+        body, content_type = service.metrics.exposition()
         return Response(body, headers={"content-type": content_type})
 
     @routes.post("/reset_prefix_cache", response_model=None)
