@@ -69,10 +69,13 @@ def test_text_is_that_of_plain_decoding(target, configs, isa, method):
 
 def test_preemption_keeps_every_bit(target):
     plain = open_llm(target, None)
-    want = [plain.generate(p, params)[0] for p, params in zip(prompts(), PARAMS, strict=True)]
-    space = 9 * plain.model.new_cache(1).bytes_per_block / 2**30
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, TARGET.vocab, 40).tolist() for _ in range(4)]
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=70, logprobs=1, ignore_eos=True) for i in range(4)]
+    want = [plain.generate(p, one)[0] for p, one in zip(texts, params, strict=True)]
+    space = 16 * plain.model.new_cache(1).bytes_per_block / 2**30  # each grows from 3 to 7 blocks
     llm = open_llm(target, {"method": "ngram"}, kv_cache_space=space, max_num_batched_tokens=24)
-    for mine, his in zip(llm.generate(prompts(), PARAMS), want, strict=True):
+    for mine, his in zip(llm.generate(texts, params), want, strict=True):
         assert_same(mine, his, "preempted")
     assert llm.engine.scheduler.num_preemptions > 0
     assert_idle(llm)
