@@ -529,9 +529,14 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       const int index = b * 16 < used ? part * 4 + b : part * 4;
       blocks[b] = p.cache + (size_t(table[index]) * p.kv_heads + t.kv_head) * p.block_bytes;
     }
-    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
-    for (int b = 0; b * 16 < used; ++b)
+    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees; and for
+    // the next one, so that a long context streams
+    for (int b = 0; b * 16 < used; ++b) {
       for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
+      if (base + kPartition + b * 16 > last) continue;
+      const uint8_t* next = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
+      for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch_far(next + line);
+    }
     if constexpr (kInt8)
       int8_scores_t<TQ>(p, q, blocks, score);
     else
