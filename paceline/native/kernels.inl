@@ -457,14 +457,17 @@ inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t
 }
 
 // Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
+// Meanwhile `step` bytes per key are asked for from the blocks in `next` (null: nothing).
 template <int TQ, int NV, CacheType kType>
 inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
-                     int d, float* out, size_t ld) {
+                     int d, float* out, size_t ld, const uint8_t* const* next, size_t step) {
   V acc[TQ][NV];
   for (int r = 0; r < TQ; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
   for (int j = k0; j < k1; ++j) {
     const uint8_t* base = blocks[j / 16];
+    if (next)
+      for (size_t i = 0; i < step; i += 64) S::prefetch_far(next[j / 16] + size_t(j % 16) * step + i);
     V x[NV];
     for (int v = 0; v < NV; ++v) {
       const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
@@ -529,14 +532,15 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       const int index = b * 16 < used ? part * 4 + b : part * 4;
       blocks[b] = p.cache + (size_t(table[index]) * p.kv_heads + t.kv_head) * p.block_bytes;
     }
-    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees; and for
-    // the next one, so that a long context streams
-    for (int b = 0; b * 16 < used; ++b) {
+    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
+    for (int b = 0; b * 16 < used; ++b)
       for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
-      if (base + kPartition + b * 16 > last) continue;
-      const uint8_t* next = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
-      for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch_far(next + line);
-    }
+    // and, while values are added up, for the next one, so that a long context streams
+    const bool more = base + 2 * kPartition - 1 <= last;
+    const uint8_t* next[4] = {};
+    for (int b = 0; more && b < 4; ++b)
+      next[b] = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
+    const size_t step = p.block_bytes / kKeysPerBlock;
     if constexpr (kInt8)
       int8_scores_t<TQ>(p, q, blocks, score);
     else
@@ -563,9 +567,10 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     const size_t offset = kInt8 ? int8_value_offset(p.head_dim) : size_t(p.head_dim) * kKeysPerBlock;
     size_t d = 0;
     for (; d + 64 <= width; d += 64)
-      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld,
+                             more && d == 0 ? next : nullptr, step);
     for (; d < width; d += 16)
-      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld, nullptr, step);
     for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
   }
 }
