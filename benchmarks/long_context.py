@@ -1,6 +1,6 @@
 """Passes behind a long context: an int8 key/value cache against a bf16 one, measured in turns.
 
-    python -m benchmarks.long_context --contexts 2048,4096,8000 --rows 1,4,8
+python -m benchmarks.long_context --contexts 2048,4096,8000 --rows 1,4,8
 """
 
 from __future__ import annotations

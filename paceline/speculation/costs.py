@@ -47,7 +47,7 @@ class CostFile:
         """Start the tables from the file."""
         try:
             values = json.loads(self.path.read_text())
-            tables = {name: _medians(values[name]) for name in ("verify", "draft")}
+            tables = {name: _undisturbed(_medians(values[name])) for name in ("verify", "draft")}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return
         lengths.verify.preset(tables["verify"])
@@ -73,6 +73,16 @@ class CostFile:
             part = self.path.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps(values))
             part.replace(self.path)
+
+
+def _undisturbed(medians: dict[int, float]) -> dict[int, float]:
+    """No size costs more than a larger one did: whatever disturbed a run only ever added time, and a size that seems
+    dear would not be tried, and so not be corrected, for long."""
+    out, least = {}, math.inf
+    for rows in sorted(medians, reverse=True):
+        least = min(least, medians[rows])
+        out[rows] = least
+    return out
 
 
 def _rounded(table: CostTable) -> dict[int, float]:

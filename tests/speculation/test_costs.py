@@ -69,3 +69,13 @@ def test_any_json_is_a_table_or_ignored(tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("any") / "costs.json"
     path.write_text(json.dumps({"verify": value, "draft": {}}))
     CostFile(path).load(DraftLengthPolicy())
+
+
+def test_a_disturbed_run_does_not_make_drafts_look_dear(tmp_path: Path) -> None:
+    """Small passes that something held up: larger ones that took less time show what they cost at most."""
+    verify = {"1": 0.0031, "2": 0.0105, "3": 0.0093, "4": 0.0101, "5": 0.0045, "8": 0.0054}
+    (tmp_path / "costs.json").write_text(json.dumps({"verify": verify, "draft": {"3": 0.002, "7": 0.0006, "8": 0.005}}))
+    lengths = DraftLengthPolicy()
+    CostFile(tmp_path / "costs.json").load(lengths)
+    assert lengths.verify.medians == {1: 0.0031, 2: 0.0045, 3: 0.0045, 4: 0.0045, 5: 0.0045, 8: 0.0054}
+    assert lengths.draft.medians == {3: 0.0006, 7: 0.0006, 8: 0.005}
