@@ -611,11 +611,18 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
     }
     return;
   }
-  for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.split.size());) {
+  const auto split = [&](int i) {
     const Tiles::Item& item = t.items[t.split[i].first];
     const int part = t.split[i].second;
     float* out = partials_.data() + item.partial + state * item.tile.count * size_t(part - item.first_part);
     kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, part, part + 1, out);
+  };
+  const int parts = int(t.split.size()), threads = pool_->size();
+  if (parts > 16 * threads) {  // neighbours to one thread, which has asked for them
+    const Range mine = share(parts, tid, threads);
+    for (int i = mine.begin; i < mine.end; ++i) split(i);
+  } else {
+    for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < parts;) split(i);
   }
   pool_->barrier();
   for (int i; (i = counter[1].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {

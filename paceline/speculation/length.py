@@ -126,17 +126,13 @@ def verified_lengths(
     return _admitted([list(accumulate(row, mul)) for row in chances], verify, draft_seconds, other_rows)
 
 
-def tree_sizes(
-    trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0
-) -> list[int]:
+def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
     """How many nodes of each request's tree to verify: as `verified_lengths`, with trees[i] the nodes' own chances, in
     the order in which they would be added."""
     return _admitted(trees, verify, draft_seconds, other_rows)
 
 
-def _admitted(
-    survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int
-) -> list[int]:
+def _admitted(survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int) -> list[int]:
     """Drafts in order of survival, as many as make expected tokens per second largest; their number per request."""
     rows = len(survivals) + other_rows
     order = sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
