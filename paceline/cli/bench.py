@@ -11,6 +11,7 @@ import typer
 from click.core import ParameterSource
 
 from paceline.cli import options as opt
+from paceline.cli.accuracy import accuracy
 from paceline.cli.arms import (
     Opened,
     Plan,
@@ -364,6 +365,9 @@ def kernels(
         print(json.dumps(result))
     else:
         _print_table(bench_kernels.kernel_table(result))
+
+
+bench_app.command()(accuracy)
 
 
 def _print_table(table: Any) -> None:
