@@ -29,7 +29,7 @@ _KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.
 def program_of(answer: str, problem: dict[str, Any]) -> str:
     """The program that a HumanEval answer stands for, without the tests. problem: a row of the set.
 
-    The problem's own text comes first: its imports and helpers count, and an answer that is the body alone continues it.
+    The problem's own text comes first: its imports and helpers count, and an answer that is a body alone goes on there.
     Of the answer, definitions, imports and assignments are kept: its examples and prints are not what is asked for.
     """
     name, prompt = problem["entry_point"], problem["prompt"]
@@ -55,7 +55,7 @@ def _unfenced(answer: str) -> Iterator[str]:
 
 
 def _parse(text: str) -> ast.Module | None:
-    """The longest beginning of the lines that is valid Python; None if that is nothing. The rest is prose, or was cut."""
+    """The longest beginning of the lines that is valid Python, None if there is none. The rest is prose, or was cut."""
     lines = textwrap.dedent(text.expandtabs(4)).splitlines()
     trees = (_tree("\n".join(lines[:end])) for end in range(len(lines), 0, -1))
     return next((tree for tree in trees if tree is not None and tree.body), None)
@@ -121,7 +121,7 @@ def _valid(prompt: str, body: list[str]) -> list[str]:
 
 
 def number_of(answer: str) -> Fraction | None:
-    r"""The final number of an answer: in the last \boxed{} that holds one, behind the last ####, else the last number."""
+    r"""The final number: in the last \boxed{} that holds one, behind the last ####, else the last number."""
     for content in reversed(_boxed(answer)):
         if (value := _last_number(content)) is not None:
             return value

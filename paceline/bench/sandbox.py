@@ -2,8 +2,8 @@
 
 Layers, each of which holds without the others as far as the system allows:
 
-- `sandbox_child` sets resource limits (processor time, memory, file size, files, processes) on itself, then lets an audit
-  hook, which cannot be taken away again, refuse writing, processes, signals, sockets and native calls;
+- `sandbox_child` sets resource limits (processor time, memory, file size, files, processes) on itself, then lets an
+  audit hook, which cannot be taken away again, refuse writing, processes, signals, sockets and native calls;
 - the interpreter is isolated (`-I -S`): no site packages, no user folder, no variables; it starts in an empty folder;
 - where unprivileged namespaces exist, `unshare` gives it no network and process numbers of its own, so that killing the
   first process kills them all;
@@ -43,6 +43,9 @@ class Limits:
     memory: int = 1 << 30
 
 
+DEFAULT = Limits()
+
+
 @functools.cache
 def isolation() -> tuple[str, ...]:
     """The command that takes network and foreign processes away: `unshare` with namespaces, or nothing where the
@@ -69,7 +72,7 @@ def describe() -> str:
     return f"{own}; {'no network (namespaces)' if isolation() else 'sockets refused, but no namespaces on this system'}"
 
 
-def run_program(program: str, limits: Limits = Limits()) -> Verdict:
+def run_program(program: str, limits: Limits = DEFAULT) -> Verdict:
     """Run a program to its end. `passed`: it got there, without an exception and without leaving early.
 
     Its output is thrown away. Nothing that it started or wrote is left afterwards.
@@ -98,10 +101,11 @@ def run_program(program: str, limits: Limits = Limits()) -> Verdict:
         shutil.rmtree(folder, ignore_errors=True)
     if process.returncode == passed:
         return "passed"
-    return "timed out" if _cpu_seconds() - before >= limits.cpu_s else "failed"
+    used_up = _cpu_seconds() - before > 0.9 * limits.cpu_s  # the two clocks differ by a tick or two
+    return "timed out" if used_up else "failed"
 
 
 def _cpu_seconds() -> float:
-    """Processor time of all children that have ended: the kernel's signal at the limit is not told through `unshare`."""
+    """Processor time of all children that have ended: `unshare` does not tell of the signal that comes at the limit."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

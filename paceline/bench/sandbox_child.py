@@ -6,6 +6,7 @@ exit status that means success, the seconds of processor time and the bytes of m
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -58,7 +59,7 @@ def refuse(event: str, arguments: tuple[object, ...]) -> None:
         raise PermissionError(f"{event} is not allowed here")
     if event == "open":
         path, mode, flags = arguments
-        writes = isinstance(flags, int) and flags & WRITING or isinstance(mode, str) and set(mode) & set("wax+")
+        writes = (isinstance(flags, int) and flags & WRITING) or (isinstance(mode, str) and set(mode) & set("wax+"))
         if writes and not isinstance(path, int):
             raise PermissionError(f"writing {path!r} is not allowed here")
 
@@ -83,10 +84,8 @@ def main() -> None:
     passed, cpu_s, memory = map(int, head.split())
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         if int(name) > 2:
-            try:
+            with contextlib.suppress(OSError):  # the listing's own is closed already
                 os.close(int(name))
-            except OSError:
-                pass  # the listing's own
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     limit(cpu_s, memory)

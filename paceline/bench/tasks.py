@@ -42,7 +42,7 @@ class Task:
 
     name: str
     rows: Sequence[dict[str, Any]]
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     _known: dict[tuple[int, str], str] = field(default_factory=dict)
 
     @property

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click.core import ParameterSource
 
 from paceline.cli import options as opt
 from paceline.cli.arms import Opened, open_lengths, open_servers, open_specs, parse_arm
@@ -93,7 +92,7 @@ def accuracy(
         model, dtype, threads, None, config, any(lengths), quantization, max(32, concurrency), kv_cache_dtype
     )
     specs = [parse_arm(text, engine) for text in arm or ()]
-    own_lengths = context.get_parameter_source("num_speculative_tokens") is ParameterSource.COMMANDLINE
+    own_lengths = opt.given(context, "num_speculative_tokens")
     if specs and (base_url or own_lengths):
         raise typer.BadParameter("names its arms itself; drop -k and --base-url, or --arm", param_hint="--arm")
     params = opt.sampling_params(temperature=temperature, seed=seed, max_tokens=output_len)
@@ -116,7 +115,7 @@ def accuracy(
     if specs:
         opened = open_specs(specs)
     elif base_url:
-        named = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        named = opt.given(context, "model")
         opened = open_servers(base_url, model if named else None, lengths if own_lengths else None)
     else:
         opened = open_lengths(engine, lengths)

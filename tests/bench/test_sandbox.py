@@ -130,7 +130,9 @@ def test_files_that_exist_stay_as_they_are(isolation, tmp_path):
 
 def test_it_sees_neither_variables_nor_the_callers_folder(isolation, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "x")
-    program = "import os, sys\nassert 'SECRET_TOKEN' not in os.environ\nassert os.listdir() == []\nassert sys.path[0] != ''"
+    program = (
+        "import os, sys\nassert 'SECRET_TOKEN' not in os.environ\nassert os.listdir() == []\nassert sys.path[0] != ''"
+    )
     assert run_program(program, SHORT) == "passed"
 
 

@@ -25,7 +25,7 @@ test_program.__test__ = False  # not a test in spite of its name
 PROBLEM = {
     "task_id": "t/0",
     "entry_point": "area",
-    "prompt": 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r: float) -> float:\n    """ Area of half a disc.\n'
+    "prompt": 'import math\n\n\ndef half(x):\n    return x / 2\n\n\ndef area(r: float) -> float:\n    """Half a disc.\n'
     '    >>> area(2.0)\n    6.28\n    """\n',
     "canonical_solution": "    total = math.pi * r * r\n    return half(total)\n",
     "test": "def check(candidate):\n    assert abs(candidate(2.0) - 6.2832) < 1e-3\n",
@@ -104,7 +104,7 @@ FORMS = {
     "body": lambda row: row["canonical_solution"],
     "body without its first spaces": lambda row: row["canonical_solution"].lstrip(),
     "fenced": lambda row: f"Sure!\n```python\n{row['prompt']}{row['canonical_solution']}\n```\nThis works.",
-    "examples": lambda row: f"Code from me:\n\n{row['prompt']}{row['canonical_solution']}\n\nassert 1 == 2\nThis prints.",
+    "examples": lambda row: f"Code from me:\n\n{row['prompt']}{row['canonical_solution']}\n\nassert 1 == 2\nSo.",
     "repeated": lambda row: (
         f"```python\n{row['prompt']}\n```\nSolution:\n```\n{row['prompt']}{row['canonical_solution']}"
     ),
@@ -123,7 +123,9 @@ def test_canonical_solutions_of_the_whole_set_score_one(form):
 @pytest.mark.slow
 def test_no_problem_is_solved_by_repeating_it():
     task = tasks.Task("humaneval", humaneval())
-    assert [i for i, row in enumerate(task.rows) if task.verdict(i, f"```python\n{row['prompt']}\n```") == "passed"] == []
+    assert [
+        i for i, row in enumerate(task.rows) if task.verdict(i, f"```python\n{row['prompt']}\n```") == "passed"
+    ] == []
 
 
 @pytest.mark.parametrize(
