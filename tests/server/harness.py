@@ -36,7 +36,9 @@ class Live:
         self.socket = take_port("127.0.0.1", 0)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=700, lifespan="on")
+        # a machine that stops for a while must not make the client meet a connection that is just being closed
+        patience = {"timeout_graceful_shutdown": 700, "timeout_keep_alive": 700}
+        config = uvicorn.Config(self.app, log_config=None, ws="none", lifespan="on", **patience)
         ready = threading.Event()
         self.server = Server(config, self.engine, 600.0, ready.set)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
