@@ -163,8 +163,7 @@ class AsyncLLM:
         self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
         try:
-            if params.structured_outputs is not None:
-                await loop.run_in_executor(self._grammars, self.llm.grammars.prepare, [params])
+            await self._compile(params)
             arguments = (prompt, params, num_speculative_tokens, template)
             request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
             stream = RequestStream(self, name, request, last_only)
@@ -306,6 +305,12 @@ class AsyncLLM:
         self._finalizer.detach()
 
     # ---- bookkeeping
+
+    async def _compile(self, params: SamplingParams) -> None:
+        """A grammar that is new waits for its turn to be compiled, one that is known for nobody."""
+        asked, grammars = params.structured_outputs, self.llm.grammars
+        if asked is not None and not await self.work(lambda: grammars.knows(asked)):  # type: ignore[arg-type]
+            await asyncio.get_running_loop().run_in_executor(self._grammars, grammars.prepare, [params])
 
     def _prepare(
         self, prompt: Any, params: SamplingParams, num_speculative_tokens: int | None, template: dict[str, Any]

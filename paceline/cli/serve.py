@@ -135,7 +135,8 @@ def serve(
         ),
     ] = "summary",
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     cpus: Annotated[
         str | None,
@@ -265,6 +266,9 @@ def serve(
     if cpus is not None:
         plan.bind_cpus(cpus)
     template = _template(chat_template)
+    from paceline.server.features import ModelFeatures, check_parsers
+
+    check_parsers(tool_call_parser, reasoning_parser)
     from paceline.server.run import serve as run_server
     from paceline.server.run import take_port
 
@@ -284,6 +288,7 @@ def serve(
         model,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         speculative_config=None if no_speculation else speculation or "auto",
         threads=threads,
         max_model_len=max_model_len,
@@ -296,6 +301,7 @@ def serve(
     if template is not None:
         llm.tokenizer.templates["default"] = template
     _check_drafts(llm, num_speculative_tokens, allow_longer_drafts)
+    ModelFeatures(llm.tokenizer, llm.info()["architecture"], tool_call_parser, reasoning_parser)  # do they fit?
     keys = [*(api_key or []), *filter(None, [os.environ.get("PACELINE_API_KEY")])]
     settings = ServerSettings(
         model_names=tuple(served_model_name or [model]),

@@ -55,6 +55,14 @@ def take_features(extra: Mapping[str, Any] | None) -> dict[str, Any]:
     return rest
 
 
+def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
+    """Raises ConfigError for a name that no parser has."""
+    if tool_parser not in (AUTO, NONE):
+        tool_parser_class(tool_parser)
+    if reasoning_parser not in (AUTO, NONE):
+        reasoning_style(reasoning_parser)
+
+
 class ModelFeatures:
     """tool_parser: how the model writes calls, None: it has tools that nothing here reads, or they are switched off.
     knows_tools: its chat template does; else they are described in words. reasoning: its tags. variables: what its
@@ -64,6 +72,7 @@ class ModelFeatures:
         self, tokenizer: Tokenizer, model_type: str, tool_parser: str = AUTO, reasoning_parser: str = AUTO
     ) -> None:
         """tool_parser, reasoning_parser: names, "auto" or "none". Raises ConfigError for a name that does not fit."""
+        check_parsers(tool_parser, reasoning_parser)
         template = tokenizer.chat_template or ""
         try:
             self.variables = variables_of(template)
@@ -75,7 +84,6 @@ class ModelFeatures:
             source = tokenizer.templates.get("tool_use", template)
             self.tool_parser = choose_tool_parser(source, model_type) if self.knows_tools else tool_prompt.FORMAT
         elif tool_parser != NONE:
-            tool_parser_class(tool_parser)
             self.tool_parser = tool_parser
             if not self.knows_tools and tool_parser != tool_prompt.FORMAT:
                 raise ConfigError(

@@ -110,6 +110,17 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
+    def knows(self, params: StructuredOutputsParams) -> bool:
+        """Whether `compile` has it in its cache, so that it takes no time."""
+        if self._vocabulary is None:
+            return False
+        try:
+            source = grammar_source(params)
+        except (ValueError, RecursionError):
+            return False
+        with self._lock:
+            return source in self._grammars
+
     def prepare(self, params: Iterable[SamplingParams]) -> None:
         """Compile what these requests will need. Raises as `compile` does."""
         for asked in {p.structured_outputs for p in params if p.structured_outputs is not None}:
