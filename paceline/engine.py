@@ -42,7 +42,7 @@ WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing o
 @dataclass(slots=True)
 class StepResult:
     """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown. num_drafts,
-    num_accepted: draft tokens of the pass and how many the model agreed with, before a stop cuts them."""
+    num_accepted: how far the drafts of the pass reached and how many the model agreed with, before a stop cuts them."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -524,7 +524,7 @@ class Engine:
         accepted = len(tokens) - 1
         stop = sequence.stopper.feed(tokens)
         kept = tokens[: stop.num_tokens]
-        drafted = len(item.drafts) if item.tree is None else item.tree.rows.depth
+        drafted = proposed = len(item.drafts) if item.tree is None else item.tree.rows.depth
         for stats in (sequence.stats, self.stats):
             stats.observe(drafted, accepted, len(kept), len(item.drafts))
         if sequence.params.logprobs is not None:
@@ -538,7 +538,7 @@ class Engine:
             sequence.first_token = now
         sequence.last_token = now
         flags = [i < len(tokens) - 1 for i in range(len(kept))]
-        return StepResult(sequence, kept, flags, stop.text, len(item.drafts), len(tokens) - 1)
+        return StepResult(sequence, kept, flags, stop.text, proposed, len(tokens) - 1)
 
     def _warn_of_collapse(self) -> None:
         """Say once that a trained drafter is hardly ever right: the pairing may be wrong in a way no check can see."""

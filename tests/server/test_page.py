@@ -183,6 +183,8 @@ def test_nothing_is_wider_than_the_screen(browser, server, width):
     with opened(browser, server, viewport={"width": width, "height": 800}) as page:
         connected(page)
         race(page)
+        passes = "document.getElementById('ribbon').append(...Array.from({length: 300}, () => {"
+        page.evaluate(passes + "const e = document.createElement('span'); e.className = 'pass'; return e; }))")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         columns = page.evaluate("getComputedStyle(document.querySelector('.panes')).gridTemplateColumns").split()
         assert len([c for c in columns if c != "0px"]) == (2 if width >= 768 else 1)

@@ -85,7 +85,7 @@ async function connect() {
   at("drafts").replaceChildren(new Option("automatic", ""), ...lengths);
   at("drafts").disabled = !engine.speculation;
   drafts.clear(engine.speculation ? "Start a race to see it." : "This server has no drafter.");
-  panes.plain.clear("One token per pass of the model.");
+  panes.plain.clear("The model alone.");
   panes.spec.clear(
     engine.speculation
       ? `A drafter proposes up to ${most} tokens, the model checks them in one pass.`
