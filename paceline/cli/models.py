@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ENGINE_KEYS = (
     "dtype",
     "weight_type",
+    "kv_cache_dtype",
     "isa",
     "threads",
     "max_model_len",
@@ -91,7 +92,8 @@ def _convert_drafter(path: Path, target: Path, destination: Path, layout: Litera
 def info(
     model: opt.ModelArgument,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="MODEL", help="Of a drafter: say whether it fits this model.")
@@ -118,7 +120,9 @@ def info(
             return
         if target is not None:
             raise PacelineError(f"--target belongs to a drafter; {model} is a model of its own")
-        llm = open_llm(opt.EngineOptions(model, dtype, threads, quantization=quantization))
+        llm = open_llm(
+            opt.EngineOptions(model, dtype, threads, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        )
         facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
     finally:
         checkpoint.close()
@@ -138,7 +142,11 @@ def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the files say: architecture, sizes, parameters and the dtypes they are stored in."""
-    config = checkpoint.config
+    from paceline.models.target import read_config
+    from paceline.models.views import text_config
+
+    config, decoder = text_config(checkpoint.config), read_config(checkpoint)
+    experts, windows = decoder.traits.experts, sorted({w for w in decoder.windows if w})
     stored: dict[str, int] = {}
     for name in checkpoint.names():
         dtype = checkpoint.stored_dtype(name)
@@ -146,7 +154,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     return {
         "path": str(checkpoint.path),
-        "architecture": config["model_type"],
+        "architecture": checkpoint.config["model_type"],
         "parameters": sum(stored.values()),
         "stored_parameters": stored,
         "num_layers": config["num_hidden_layers"],
@@ -154,9 +162,14 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "intermediate_size": config["intermediate_size"],
         "num_attention_heads": heads,
         "num_key_value_heads": config.get("num_key_value_heads", heads),
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "head_dim": decoder.head_dim,
+        "windows": windows,
+        "windowed_layers": sum(w > 0 for w in decoder.windows),
+        "experts": experts and experts.count,
+        "experts_per_token": experts and experts.per_token,
+        "sparse_layers": sum(experts.layers) if experts else 0,
         "vocab_size": config["vocab_size"],
-        "tied_head": bool(config.get("tie_word_embeddings", False)),
+        "tied_head": decoder.tie_word_embeddings,
         "context_length": config.get("max_position_embeddings"),
     }
 
@@ -178,8 +191,9 @@ def facts_text(facts: dict[str, Any]) -> str:
         (
             "attention",
             f"{facts['num_attention_heads']} heads of {facts['head_dim']}, "
-            f"{facts['num_key_value_heads']} for keys and values",
+            f"{facts['num_key_value_heads']} for keys and values{_windows(facts)}",
         ),
+        *(_experts(facts)),
         (
             "vocabulary",
             f"{facts['vocab_size']:,}, head {'tied to' if facts['tied_head'] else 'apart from'} the embedding",
@@ -191,12 +205,26 @@ def facts_text(facts: dict[str, Any]) -> str:
         (
             "KV cache",
             f"up to {engine['kv_cache_bytes'] / 2**20:,.0f} MiB for {engine['kv_cache_tokens']:,} tokens "
-            f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each), taken as it fills",
+            f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each, {engine['kv_cache_dtype']}), taken as it fills",
         ),
         ("speculation", f"{drafts}, {tokens} a draft" if drafts else "none"),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _windows(facts: dict[str, Any]) -> str:
+    if not facts["windowed_layers"]:
+        return ""
+    widths = " or ".join(f"{w:,}" for w in facts["windows"])
+    return f"; a window of {widths} in {opt.count(facts['windowed_layers'], 'layer')}"
+
+
+def _experts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if not facts["experts"]:
+        return []
+    layers = opt.count(facts["sparse_layers"], "layer")
+    return [("experts", f"{facts['experts_per_token']} of {facts['experts']} for each token, in {layers}")]
 
 
 def _short(count: int) -> str:

@@ -8,6 +8,7 @@ packagings of the family; `dspark` and `dflash2` are this network with more head
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.models.drafter_config import HEAD_ROWS_FILE, DFlashConfig, check_p
 from paceline.models.drafter_weights import DraftHeads, FiniteLoader, all_finite
 from paceline.models.network import Network, WeightLoader, packed_bytes
 from paceline.models.target import TargetModel
+from paceline.models.views import assistant_view
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.quantise import Quantization, check_quantization
 
@@ -57,7 +59,7 @@ class DFlashDrafter:
         max_rows: int | None = None,
         quantization: str | None = None,
     ) -> None:
-        """quantization: of the drafter's matrices; None = int8 where the target's are quantised, else none."""
+        """quantization: of the drafter's matrices; None = int8, beside a target in fp32 none."""
         self.path = checkpoint.path
         self.target = target
         self.config = config
@@ -235,7 +237,10 @@ class DFlashDrafter:
 
 
 def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str | None) -> Quantization:
-    """int8 beside a quantised target unless asked otherwise. Raises ConfigError for a family that has only floats."""
+    """int8 unless asked otherwise, which is fastest beside any target; beside fp32, which is for comparisons, none.
+
+    Raises ConfigError for a family that has only floats.
+    """
     if config.family != "dflash":
         if wanted not in (None, "none"):
             raise ConfigError(
@@ -244,7 +249,7 @@ def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str |
             )
         return "none"
     if wanted is None:
-        wanted = "none" if target.quantization == "none" else "int8"
+        wanted = "none" if target.f32 else "int8"
     return check_quantization(wanted)
 
 
@@ -252,6 +257,12 @@ def load_drafter(path: str | Path, target: TargetModel, *, quantization: str | N
     """Open a drafter folder of any family and pair it with a target. Raises ConfigError or CheckpointError."""
     checkpoint = open_checkpoint(path)
     config = read_drafter_config(checkpoint.config, str(checkpoint.path))
+    if config.packaging == "transformers":
+        checkpoint = assistant_view(checkpoint)
+        traits = target.config.traits  # its logits are the target's in every respect
+        config = dataclasses.replace(
+            config, output_multiplier=traits.logit_scale, final_logit_softcapping=traits.logit_softcap
+        )
     return _class_of(config)(checkpoint, target, config, quantization=quantization)
 
 

@@ -43,6 +43,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
     : pool_(std::move(pool)),
       kernels_(kernels),
       quant_kernels_(quant_kernels_for(kernels.name)),
+      delta_kernels_(delta_kernels_for(kernels.name)),
       f32_(f32),
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
@@ -63,13 +64,14 @@ int Plan::add_buffer(BufferKind kind, int width) {
   return int(buffers_.size()) - 1;
 }
 
+void Plan::need(int id, std::initializer_list<BufferKind> kinds, const char* what) const {
+  if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
+  for (const BufferKind k : kinds)
+    if (buffers_[id].kind == k) return;
+  throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
+}
+
 void Plan::add(Op op) {
-  const auto need = [&](int id, std::initializer_list<BufferKind> kinds, const char* what) {
-    if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
-    for (const BufferKind k : kinds)
-      if (buffers_[id].kind == k) return;
-    throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
-  };
   using K = BufferKind;
   switch (op.kind) {
     case Op::kEmbed:
@@ -153,6 +155,18 @@ void Plan::add(Op op) {
           buffers_[op.delta].width < op.offset + op.taps * (op.width / op.group))
         throw std::invalid_argument("local_conv: widths do not fit");
       break;
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      check_block(op);
+      break;
+    case Op::kExperts:
+      check_experts(op);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      add_delta(op);
+      break;
   }
   int tiles = -1;
   if (op.kind == Op::kAttention) {
@@ -182,6 +196,7 @@ size_t Plan::scratch_bytes() const {
     if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
   const size_t rows = size_t(max_rows_) + size_t(kPrivateRows) * pool_->size();
   total += quant_groups_ * (sizeof(QuantGroup) * rows + kGroup * 4 * size_t(pool_->size()));
+  total += expert_scratch_.bytes();
   return total + scratch_stride_ * act_item() * rows;
 }
 
@@ -238,10 +253,12 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
     if (op.kind == Op::kQkvPost || op.kind == Op::kAttention) {
       if (!cache) throw std::invalid_argument("this plan needs a cache");
       if (op.layer < 0 || op.layer >= cache->layers || op.kv_heads != cache->kv_heads ||
-          op.head_dim != cache->head_dim || cache->f32 != f32_)
+          op.head_dim != cache->head_dim ||
+          (cache->type != CacheType::kInt8 && cache->type != (f32_ ? CacheType::kF32 : CacheType::kBF16)))
         throw std::invalid_argument("the cache does not fit the plan");
     }
   }
+  check_delta(b);
   for (const Buffer& buf : buffers_) {
     if (buf.kind == BufferKind::kInput && (!b.input || b.ld_input < size_t(buf.width)))
       throw std::invalid_argument("this plan needs input rows of width " + std::to_string(buf.width));
@@ -331,6 +348,7 @@ void Plan::plan_attention(const Batch& b) {
 
 void Plan::run(const Batch& batch, KVCache* cache) {
   check(batch, cache);
+  if (batch.state.cache) batch.state.cache->begin();
   plan_attention(batch);
   if (!counters_) counters_.reset(new std::atomic<int>[ops_.size() * 2]);
   for (size_t i = 0; i < ops_.size() * 2; ++i) counters_[i].store(0, std::memory_order_relaxed);
@@ -344,6 +362,7 @@ void Plan::run(const Batch& batch, KVCache* cache) {
     quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
+  if (expert_scratch_.places) expert_scratch_.allocate(act_item());
   const bool timed = !op_ns_.empty();
   pool_->run([&](int tid) {
     for (size_t i = 0; i < ops_.size(); ++i) {
@@ -357,6 +376,8 @@ void Plan::run(const Batch& batch, KVCache* cache) {
       if (timed && tid == 0) op_ns_[i] += now_ns() - start;
     }
   });
+  if (const StateBatch& s = batch.state; s.cache)
+    s.cache->passed(s.slots, s.journal, s.starts, s.sequences, s.snapshots, s.num_snapshots);
 }
 
 void Plan::profile(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
@@ -427,7 +448,7 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.act = act_;
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
-      a.cache_f32 = cache->f32;
+      a.cache_type = cache->type;
       if (b.copied) {
         const Range mine = share(b.copied * op.kv_heads, tid, threads);
         for (int i = mine.begin; i < mine.end; ++i) {
@@ -477,6 +498,18 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       local_conv(a, b.starts, b.sequences, rows.begin, rows.end);
       break;
     }
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      block_step(op, b, tid);
+      break;
+    case Op::kExperts:
+      experts(op, b, tid);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      delta(op, b, tid);
+      break;
     case Op::kAttention:
       break;
   }
@@ -556,7 +589,7 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.act = act_;
   a.cache = cache->layer(op.layer);
   a.block_bytes = cache->block_bytes();
-  a.cache_f32 = cache->f32;
+  a.cache_type = cache->type;
   a.out = buffers_[op.out].memory->data();
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));

@@ -65,10 +65,10 @@ struct Packed {
   uint8_t* cell(int row, int part) const;
 };
 
-// Keys and values in blocks of 16 tokens: [layers][blocks][kv_heads][keys | values].
+// Keys and values in blocks of 16 tokens: [layers][blocks][kv_heads][keys | values | scales of an int8 cache].
 class KVCache {
  public:
-  KVCache(int layers, int kv_heads, int head_dim, int blocks, bool f32);
+  KVCache(int layers, int kv_heads, int head_dim, int blocks, CacheType type);
   uint8_t* layer(int i) const { return region_.data() + size_t(i) * layer_bytes_; }
   size_t block_bytes() const { return block_bytes_; }
   size_t bytes() const { return region_.bytes(); }
@@ -79,7 +79,7 @@ class KVCache {
   void check_copy(int from, int to, int slot, int count) const;
 
   const int layers, kv_heads, head_dim, blocks;
-  const bool f32;
+  const CacheType type;
 
  private:
   size_t block_bytes_, layer_bytes_;
