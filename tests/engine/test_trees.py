@@ -259,5 +259,5 @@ def test_a_recurrent_model_has_no_trees(tmp_path):
     target = write_hybrid(tmp_path / "target", shape, tokenizer=True)
     plain = Shape("qwen3", vocab=shape.vocab, hidden=shape.hidden, layers=shape.layers)
     drafter = write_drafter(tmp_path / "drafter", plain, Draft(taps=(0,)))
-    with pytest.raises(ConfigError, match="tree_budget=4: .* has recurrent layers"):
+    with pytest.raises(ConfigError, match=r"tree_budget=4: .* has recurrent layers"):
         real(target, drafter, 4)
