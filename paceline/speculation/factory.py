@@ -184,6 +184,11 @@ def _block_drafter(
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")
         log.warning("%s", message)
+    if parsed.tree_budget is not None and target.recurrent:
+        raise ConfigError(
+            f"speculative config: tree_budget={parsed.tree_budget}: {target.path} has recurrent layers, whose state "
+            "follows one text; remove it"
+        )
     if parsed.tree_budget is not None and sampler == "rejection":
         raise ConfigError(
             f"speculative config: tree_budget={parsed.tree_budget}: the sampler 'rejection' keeps or drops drafts in a "

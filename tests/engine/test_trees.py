@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.hybrid import HybridShape, write_hybrid
 from models.tiny import Draft, Shape, write_drafter, write_target
 
 from paceline import LLM
@@ -250,3 +251,13 @@ def test_lookup_may_stand_in_for_a_tree(folders, drafters):
 def test_rejection_sampling_and_trees_do_not_go_together(folders, drafters):
     with pytest.raises(ConfigError, match="tree_budget=4: the sampler 'rejection'"):
         real(folders["full"], drafters["full"], 4, sampler="rejection")
+
+
+def test_a_recurrent_model_has_no_trees(tmp_path):
+    """Its states follow one text."""
+    shape = HybridShape()
+    target = write_hybrid(tmp_path / "target", shape, tokenizer=True)
+    plain = Shape("qwen3", vocab=shape.vocab, hidden=shape.hidden, layers=shape.layers)
+    drafter = write_drafter(tmp_path / "drafter", plain, Draft(taps=(0,)))
+    with pytest.raises(ConfigError, match=r"tree_budget=4: .* has recurrent layers"):
+        real(target, drafter, 4)

@@ -39,10 +39,11 @@ def run(
 
 @every_path
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("anchor", [0, 13, 32, 77])
-def test_a_row_of_a_tree_has_the_bits_of_its_text(folder, isa, f32, threads, anchor):
+@pytest.mark.parametrize(("anchor", "kv"), [(0, "auto"), (13, "auto"), (32, "auto"), (77, "auto"), (45, "int8")])
+def test_a_row_of_a_tree_has_the_bits_of_its_text(folder, isa, f32, threads, anchor, kv):
     rng = np.random.default_rng(anchor)
-    model = load_model(folder, dtype="float32" if f32 else "bfloat16", threads=threads, isa=isa, max_rows=128)
+    dtype = "float32" if f32 else "bfloat16"
+    model = load_model(folder, dtype=dtype, threads=threads, isa=isa, max_rows=128, kv_cache_dtype=kv)
     text = rng.integers(0, SHAPE.vocab, anchor + 1).tolist()
     tree = random_tree(rng, 19)
     rows = as_rows(tree)

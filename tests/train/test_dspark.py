@@ -204,7 +204,7 @@ def test_the_trainer_drafts_what_the_engine_drafts(
         assert shift is not None and sure is not None
         previous = int(heads.rows[(hidden[slot] @ heads.head.T + shift).argmax()])
         drafts.append(previous)
-        chances.append(float(torch.sigmoid(sure)))
+        chances.append(torch.sigmoid(sure).item())
 
     llm = LLM(
         target_folder,
