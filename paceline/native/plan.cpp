@@ -43,6 +43,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
     : pool_(std::move(pool)),
       kernels_(kernels),
       quant_kernels_(quant_kernels_for(kernels.name)),
+      delta_kernels_(delta_kernels_for(kernels.name)),
       f32_(f32),
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
@@ -63,13 +64,14 @@ int Plan::add_buffer(BufferKind kind, int width) {
   return int(buffers_.size()) - 1;
 }
 
+void Plan::need(int id, std::initializer_list<BufferKind> kinds, const char* what) const {
+  if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
+  for (const BufferKind k : kinds)
+    if (buffers_[id].kind == k) return;
+  throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
+}
+
 void Plan::add(Op op) {
-  const auto need = [&](int id, std::initializer_list<BufferKind> kinds, const char* what) {
-    if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
-    for (const BufferKind k : kinds)
-      if (buffers_[id].kind == k) return;
-    throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
-  };
   using K = BufferKind;
   switch (op.kind) {
     case Op::kEmbed:
@@ -153,6 +155,18 @@ void Plan::add(Op op) {
           buffers_[op.delta].width < op.offset + op.taps * (op.width / op.group))
         throw std::invalid_argument("local_conv: widths do not fit");
       break;
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      check_block(op);
+      break;
+    case Op::kExperts:
+      check_experts(op);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      add_delta(op);
+      break;
   }
   int tiles = -1;
   if (op.kind == Op::kAttention) {
@@ -182,6 +196,7 @@ size_t Plan::scratch_bytes() const {
     if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
   const size_t rows = size_t(max_rows_) + size_t(kPrivateRows) * pool_->size();
   total += quant_groups_ * (sizeof(QuantGroup) * rows + kGroup * 4 * size_t(pool_->size()));
+  total += expert_scratch_.bytes();
   return total + scratch_stride_ * act_item() * rows;
 }
 
@@ -225,6 +240,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       }
     }
   }
+  if (cache) check_branches(b, cache);
   if (b.selected > max_rows_) throw std::invalid_argument("select: more rows than a pass holds");
   for (int i = 0; i < b.selected; ++i)
     if (b.select[i] < 0 || b.select[i] >= b.rows) throw std::invalid_argument("selected row does not exist");
@@ -242,6 +258,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
         throw std::invalid_argument("the cache does not fit the plan");
     }
   }
+  check_delta(b);
   for (const Buffer& buf : buffers_) {
     if (buf.kind == BufferKind::kInput && (!b.input || b.ld_input < size_t(buf.width)))
       throw std::invalid_argument("this plan needs input rows of width " + std::to_string(buf.width));
@@ -249,6 +266,29 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       throw std::invalid_argument("this plan needs room for taps of width " + std::to_string(buf.width));
     if (buf.kind == BufferKind::kLogits && b.selected && (!b.logits || b.ld_logits < size_t(buf.width)))
       throw std::invalid_argument("this plan needs room for logits of width " + std::to_string(buf.width));
+  }
+}
+
+void Plan::check_branches(const Batch& b, const KVCache* cache) {
+  for (int i = 0; i < b.copied; ++i) {
+    const int32_t* c = b.copies + size_t(i) * 4;
+    cache->check_copy(c[0], c[1], c[2], c[3]);
+  }
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], sequence = b.mirrors[2 * i + 1];
+    if (row < 0 || row >= b.rows || sequence < 0 || sequence >= b.sequences)
+      throw std::invalid_argument("mirrors: no such row or sequence");
+    if (b.positions[row] >= b.positions[b.starts[sequence]])
+      throw std::invalid_argument("mirrors: a row is mirrored in front of a sequence's own rows");
+  }
+}
+
+// Keys and values of heads [begin, end) of k and v that a pass writes besides those of its rows at home.
+void Plan::write_branches(const Op& op, const Batch& b, KVCache* cache, const QkvPostArgs& args, Range heads) const {
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], at = b.positions[row];
+    const int block = b.tables[size_t(b.mirrors[2 * i + 1]) * b.table_width + at / kKeysPerBlock];
+    for (int h = heads.begin; h < heads.end; ++h) kernels_.qkv_post(args, row, op.heads + h, block, at % kKeysPerBlock);
   }
 }
 
@@ -308,6 +348,7 @@ void Plan::plan_attention(const Batch& b) {
 
 void Plan::run(const Batch& batch, KVCache* cache) {
   check(batch, cache);
+  if (batch.state.cache) batch.state.cache->begin();
   plan_attention(batch);
   if (!counters_) counters_.reset(new std::atomic<int>[ops_.size() * 2]);
   for (size_t i = 0; i < ops_.size() * 2; ++i) counters_[i].store(0, std::memory_order_relaxed);
@@ -321,6 +362,7 @@ void Plan::run(const Batch& batch, KVCache* cache) {
     quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
+  if (expert_scratch_.places) expert_scratch_.allocate(act_item());
   const bool timed = !op_ns_.empty();
   pool_->run([&](int tid) {
     for (size_t i = 0; i < ops_.size(); ++i) {
@@ -334,6 +376,8 @@ void Plan::run(const Batch& batch, KVCache* cache) {
       if (timed && tid == 0) op_ns_[i] += now_ns() - start;
     }
   });
+  if (const StateBatch& s = batch.state; s.cache)
+    s.cache->passed(s.slots, s.journal, s.starts, s.sequences, s.snapshots, s.num_snapshots);
 }
 
 void Plan::profile(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
@@ -405,6 +449,14 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
       a.cache_type = cache->type;
+      if (b.copied) {
+        const Range mine = share(b.copied * op.kv_heads, tid, threads);
+        for (int i = mine.begin; i < mine.end; ++i) {
+          const int32_t* c = b.copies + size_t(i / op.kv_heads) * 4;
+          cache->copy_rows(op.layer, i % op.kv_heads, c[0], c[1], c[2], c[3]);
+        }
+      }
+      if (b.mirrored) write_branches(op, b, cache, a, share(2 * op.kv_heads, tid, threads));
       const int heads = op.heads + 2 * op.kv_heads;
       // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
       // are more threads than heads
@@ -446,6 +498,18 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       local_conv(a, b.starts, b.sequences, rows.begin, rows.end);
       break;
     }
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      block_step(op, b, tid);
+      break;
+    case Op::kExperts:
+      experts(op, b, tid);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      delta(op, b, tid);
+      break;
     case Op::kAttention:
       break;
   }

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "delta_net.h"
+#include "experts.h"
 #include "kernels.h"
 #include "storage.h"
 #include "thread_pool.h"
@@ -20,7 +22,21 @@ enum class BufferKind : int {
 };
 
 struct Op {
-  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv };
+  enum Kind {
+    kEmbed,
+    kRope,
+    kLinear,
+    kQkvPost,
+    kAttention,
+    kCopy,
+    kLocalConv,
+    kNorm,
+    kGate,
+    kSoftcap,
+    kExperts,
+    kShortConv,
+    kDeltaRule
+  };
   Kind kind;
   int in = -1, out = -1;
   // linear
@@ -51,6 +67,11 @@ struct Op {
   const float* conv = nullptr;
   int delta = -1, taps = 0, group = 0;
   bool add = false;
+  // experts: `in` rows, their norm, router logits in `delta`
+  const ExpertWeights* experts = nullptr;
+  // short convolution: in -> out; delta rule: in, rows -> out (delta_net.h)
+  int rows = -1;
+  DeltaLayer delta_net;
 };
 
 struct Batch {
@@ -64,6 +85,13 @@ struct Batch {
   float* logits = nullptr;             // [selected, ld_logits]
   float* taps = nullptr;               // [rows, ld_taps]
   size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
+  StateBatch state;  // of plans with a delta net
+  // Branches of a tree of drafts are sequences whose tables share their first blocks. Before the rows of a pass write
+  // their keys and values, `copies` brings committed rows into a branch's own blocks: (from, to, slot, count).
+  // `mirrors` are (row, sequence): the row's keys and values are also written into that sequence's blocks.
+  int mirrored = 0, copied = 0;
+  const int32_t* mirrors = nullptr;  // [mirrored, 2]
+  const int32_t* copies = nullptr;   // [copied, 4]
 };
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
@@ -76,6 +104,9 @@ struct Range {
 inline Range share(int n, int tid, int threads) {
   return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
 }
+
+// plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`.
+void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows);
 
 class Plan {
  public:
@@ -105,11 +136,22 @@ class Plan {
   struct Tiles;  // how the query vectors of a batch are cut into tiles, per attention geometry
 
   void check(const Batch& batch, const KVCache* cache) const;
+  static void check_branches(const Batch& batch, const KVCache* cache);
+  void write_branches(const Op& op, const Batch& batch, KVCache* cache, const QkvPostArgs& args, Range heads) const;
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
   void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp
+  void add_delta(const Op& op) const;                            // plan_delta.cpp, these three
+  void check_delta(const Batch& batch) const;
+  void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
+  void check_block(const Op& op);                              // plan_blocks.cpp: kNorm, kGate, kSoftcap
+  void block_step(const Op& op, const Batch& batch, int tid);  // plan_blocks.cpp
+  void check_experts(const Op& op);                            // plan_experts.cpp
+  void experts(const Op& op, const Batch& batch, int tid);     // plan_experts.cpp
+  void expert_products(const Op& op, bool down, int tid);      // plan_experts.cpp
+  void need(int id, std::initializer_list<BufferKind> kinds, const char* what) const;
 
   float* f32(int id, const Batch& batch, size_t* stride);
   size_t act_item() const { return act_ == Act::kBF16 ? 2 : 4; }
@@ -117,6 +159,7 @@ class Plan {
   std::shared_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
   const QuantKernels& quant_kernels_;
+  const DeltaKernels& delta_kernels_;
   const bool f32_;
   const Act act_;
   const bool far_prefetch_;
@@ -132,6 +175,7 @@ class Plan {
   // the same for quantised weights: groups of the widest input; then one fp32 row a thread
   size_t quant_groups_ = 0;
   std::unique_ptr<Region> quant_private_, quant_shared_, quant_row_;
+  ExpertScratch expert_scratch_;
   std::vector<float> partials_;
   std::vector<int64_t> op_ns_;  // empty: not profiling
 };

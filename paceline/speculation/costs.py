@@ -6,20 +6,22 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from paceline.models.target import TargetModel
+from paceline.speculation.cost_table import Costs
 from paceline.speculation.drafting import Drafter
-from paceline.speculation.length import CostTable, DraftLengthPolicy
+from paceline.speculation.length import DraftLengthPolicy
 from paceline.weights.store_files import cache_dir
 
 SAVE_EVERY = 30.0  # seconds
 SAVE_AFTER = 200  # steps: what a shorter run measured is hardly more than its warm-up
 MOST_ROWS = 1 << 16
-FORMAT = 1
+FORMAT = 2
 
 
 class CostFile:
@@ -31,6 +33,7 @@ class CostFile:
         self.path = path
         self._saved = 0
         self._next = 0.0
+        self._writing = threading.Lock()
 
     @classmethod
     def of(cls, model: TargetModel, drafter: Drafter | None) -> CostFile:
@@ -47,45 +50,48 @@ class CostFile:
         """Start the tables from the file."""
         try:
             values = json.loads(self.path.read_text())
-            tables = {name: _undisturbed(_medians(values[name])) for name in ("verify", "draft")}
+            tables = {name: _medians(values[name]) for name in ("verify", "draft")}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return
         lengths.verify.preset(tables["verify"])
         lengths.draft.preset(tables["draft"])
         self._saved = _changes(lengths)
 
-    def save_now_and_then(self, lengths: DraftLengthPolicy) -> None:
-        """Save if it is time to."""
+    def save_now_and_then(self, lengths: DraftLengthPolicy, *, beside: bool = False) -> None:
+        """Save if it is time to. beside: only look at the tables here, and let another thread write the file."""
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + SAVE_EVERY
-            self.save(lengths)
+        if now < self._next:
+            return
+        self._next = now + SAVE_EVERY
+        values = self._news(lengths)
+        if values is None:
+            return
+        if beside:
+            threading.Thread(target=self._write, args=(values,), name="paceline-costs", daemon=True).start()
+        else:
+            self._write(values)
 
     def save(self, lengths: DraftLengthPolicy) -> None:
         """Write the tables, if enough was measured since the last time."""
+        if (values := self._news(lengths)) is not None:
+            self._write(values)
+
+    def _news(self, lengths: DraftLengthPolicy) -> dict[str, dict[int, float]] | None:
         changes = _changes(lengths)
         if changes - self._saved < SAVE_AFTER:
-            return
+            return None
         self._saved = changes
-        values = {name: _rounded(table) for name, table in (("verify", lengths.verify), ("draft", lengths.draft))}
-        with contextlib.suppress(OSError):
+        return {name: _rounded(table) for name, table in (("verify", lengths.verify), ("draft", lengths.draft))}
+
+    def _write(self, values: dict[str, dict[int, float]]) -> None:
+        with self._writing, contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps(values))
             part.replace(self.path)
 
 
-def _undisturbed(medians: dict[int, float]) -> dict[int, float]:
-    """No size costs more than a larger one did: whatever disturbed a run only ever added time, and a size that seems
-    dear would not be tried, and so not be corrected, for long."""
-    out, least = {}, math.inf
-    for rows in sorted(medians, reverse=True):
-        least = min(least, medians[rows])
-        out[rows] = least
-    return out
-
-
-def _rounded(table: CostTable) -> dict[int, float]:
+def _rounded(table: Costs) -> dict[int, float]:
     return {rows: float(f"{seconds:.4g}") for rows, seconds in table.medians.items()}
 
 

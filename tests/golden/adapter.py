@@ -52,8 +52,7 @@ class NativeTarget:
         last = states[-1]
         # A tap is the residual stream; the reference's last entry is after the final norm.
         scale = np.sqrt(np.mean(last**2, axis=1, keepdims=True) + self.model.config.rms_norm_eps)
-        weight = np.asarray(self.model.checkpoint.load("model.norm.weight"), np.float32)
-        return [*states[:-1], last / scale * weight]
+        return [*states[:-1], last / scale * self.model.weights.final_norm]
 
 
 class NativeSpeculator:
