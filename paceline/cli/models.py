@@ -142,7 +142,9 @@ def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the files say: architecture, sizes, parameters and the dtypes they are stored in."""
-    config = checkpoint.config
+    from paceline.models.text_part import text_config
+
+    config = text_config(checkpoint.config)
     stored: dict[str, int] = {}
     for name in checkpoint.names():
         dtype = checkpoint.stored_dtype(name)
@@ -150,7 +152,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     return {
         "path": str(checkpoint.path),
-        "architecture": config["model_type"],
+        "architecture": checkpoint.config["model_type"],
         "parameters": sum(stored.values()),
         "stored_parameters": stored,
         "num_layers": config["num_hidden_layers"],

@@ -93,13 +93,17 @@ class TargetModel:
         self.config = read_config(checkpoint)
         self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
-        size = qwen3_5.weight_bytes if isinstance(self.config, HybridConfig) else weight_bytes
-        capacity = size(self.config, f32=self.f32, quantised=quantised)  # type: ignore[arg-type]
+        capacity = matrix_bytes(self.config, f32=self.f32, quantised=quantised)
         self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
-        if self.weight_bytes > available:
+        needed = self.weight_bytes
+        if (
+            not quantised and not self.config.tie_word_embeddings
+        ):  # the embedding's table is read by the row, not packed
+            needed += self.config.vocab_size * self.config.hidden_size * (4 if self.f32 else 2)
+        if needed > available:
             raise CapacityError(
-                f"{checkpoint.path}: needs {self.weight_bytes / 2**30:.1f} GiB for its weights, "
+                f"{checkpoint.path}: needs {needed / 2**30:.1f} GiB for its weights, "
                 f"{available / 2**30:.1f} GiB of memory are free; use a smaller model or a machine with more memory"
             )
         loader = WeightLoader(
@@ -206,6 +210,13 @@ class TargetModel:
                 **state_arguments(states, [0]),
             )
         return logits, tapped
+
+
+def matrix_bytes(c: DecoderConfig, *, f32: bool, quantised: bool = False) -> int:
+    """Bytes of all packed matrices of a model; quantised: at most, whichever formats they get."""
+    if isinstance(c, HybridConfig):
+        return qwen3_5.weight_bytes(c, f32=f32, quantised=quantised)
+    return weight_bytes(c, f32=f32, quantised=quantised)
 
 
 def state_arguments(
