@@ -256,6 +256,39 @@ class Plan:
         | None = None,
         eps: float = 0.0,
     ) -> None: ...
+    def norm(
+        self,
+        input: int,
+        out: int,
+        weight: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        eps: float,
+        add: bool = False,
+    ) -> None:
+        """out = (or +=) the RMSNorm of the first len(weight) columns of input."""
+
+    def gate(self, input: int, out: int, width: int, offset: int = 0) -> None:
+        """out *= sigmoid(columns [offset, offset + width) of input)."""
+
+    def softcap(self, out: int, width: int, scale: float = 1.0, cap: float = 0.0) -> None:
+        """out *= scale, then cap * tanh(out / cap) for a cap above 0."""
+
+    def experts(
+        self,
+        input: int,
+        router: int,
+        out: int,
+        gate_up: list,
+        down: list,
+        top_k: int,
+        normalise: bool,
+        norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        eps: float,
+    ) -> None:
+        """
+        out += for each row of norm(input) the weighted sum of its top_k experts by the logits in `router`, ties to the
+        lower expert. gate_up: gated Packed [inner, hidden] each; down: Packed [hidden, inner] each.
+        """
+
     def short_conv(
         self,
         input: int,
@@ -278,7 +311,6 @@ class Plan:
         norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
         eps: float,
     ) -> None: ...
-    def output_gate(self, input: int, out: int, width: int, offset: int = 0) -> None: ...
     def forward(
         self,
         cache: KVCache | None,

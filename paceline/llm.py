@@ -155,6 +155,7 @@ class LLM:
             threads=threads,
             isa=isa,
             max_rows=max(max_num_batched_tokens, max_num_seqs),
+            max_model_len=max_model_len if isinstance(max_model_len, int) else None,
         )
         self.max_model_len = self._context(max_model_len)
         self.sampler: SamplerMode = sampler

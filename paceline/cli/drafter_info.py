@@ -18,9 +18,11 @@ def describe_drafter(drafter: Checkpoint, target: Checkpoint | None) -> dict[str
     drafter of a known family."""
     from paceline.models.drafter_config import read_drafter_config
     from paceline.models.target import read_config
+    from paceline.models.views import assistant_view
     from paceline.speculation.calibration import read_calibration
 
     c = read_drafter_config(drafter.config, str(drafter.path))
+    drafter = assistant_view(drafter) if c.packaging == "transformers" else drafter
     folder = drafter.path if drafter.path.is_dir() else drafter.path.parent
     facts: dict[str, Any] = {
         "path": str(drafter.path),
@@ -38,7 +40,7 @@ def describe_drafter(drafter: Checkpoint, target: Checkpoint | None) -> dict[str
         "num_layers": c.decoder.num_layers,
         "hidden_size": c.decoder.hidden_size,
         "layers": [_layer(c, i) for i in range(c.decoder.num_layers)],
-        "vocab_size": c.decoder.vocab_size,
+        "vocab_size": None if c.packaging == "transformers" else c.decoder.vocab_size,
         "drafts_from": _vocabulary(c, drafter),
         "heads": _heads(c),
         "calibrated": bool(read_calibration(folder).temperatures) if c.confidence is not None else None,

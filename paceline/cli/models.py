@@ -142,9 +142,11 @@ def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the files say: architecture, sizes, parameters and the dtypes they are stored in."""
-    from paceline.models.text_part import text_config
+    from paceline.models.target import read_config
+    from paceline.models.views import text_config
 
-    config = text_config(checkpoint.config)
+    config, decoder = text_config(checkpoint.config), read_config(checkpoint)
+    experts, windows = decoder.traits.experts, sorted({w for w in decoder.windows if w})
     stored: dict[str, int] = {}
     for name in checkpoint.names():
         dtype = checkpoint.stored_dtype(name)
@@ -160,9 +162,14 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "intermediate_size": config["intermediate_size"],
         "num_attention_heads": heads,
         "num_key_value_heads": config.get("num_key_value_heads", heads),
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "head_dim": decoder.head_dim,
+        "windows": windows,
+        "windowed_layers": sum(w > 0 for w in decoder.windows),
+        "experts": experts and experts.count,
+        "experts_per_token": experts and experts.per_token,
+        "sparse_layers": sum(experts.layers) if experts else 0,
         "vocab_size": config["vocab_size"],
-        "tied_head": bool(config.get("tie_word_embeddings", False)),
+        "tied_head": decoder.tie_word_embeddings,
         "context_length": config.get("max_position_embeddings"),
     }
 
@@ -184,8 +191,9 @@ def facts_text(facts: dict[str, Any]) -> str:
         (
             "attention",
             f"{facts['num_attention_heads']} heads of {facts['head_dim']}, "
-            f"{facts['num_key_value_heads']} for keys and values",
+            f"{facts['num_key_value_heads']} for keys and values{_windows(facts)}",
         ),
+        *(_experts(facts)),
         (
             "vocabulary",
             f"{facts['vocab_size']:,}, head {'tied to' if facts['tied_head'] else 'apart from'} the embedding",
@@ -203,6 +211,20 @@ def facts_text(facts: dict[str, Any]) -> str:
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _windows(facts: dict[str, Any]) -> str:
+    if not facts["windowed_layers"]:
+        return ""
+    widths = " or ".join(f"{w:,}" for w in facts["windows"])
+    return f"; a window of {widths} in {opt.count(facts['windowed_layers'], 'layer')}"
+
+
+def _experts(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if not facts["experts"]:
+        return []
+    layers = opt.count(facts["sparse_layers"], "layer")
+    return [("experts", f"{facts['experts_per_token']} of {facts['experts']} for each token, in {layers}")]
 
 
 def _short(count: int) -> str:

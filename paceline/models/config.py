@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from paceline.errors import ConfigError
+from paceline.models.traits import Activation, Traits
 from paceline.values import MAX_INT32, as_number, shown
 
 MAX_HEAD_DIM = 256
+LLAMA = Traits()
+ACTIVATIONS: dict[Activation, tuple[str, ...]] = {
+    "silu": ("silu", "swish"),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_tanh", "gelu_new"),
+}
 
 
 class ConfigReader:
@@ -77,15 +83,30 @@ class ConfigReader:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary embedding: fp32 inverse frequencies [rotary_dim / 2], and how pairs are laid out."""
+    """Rotary embedding: fp32 inverse frequencies [rotary_dim / 2], and how pairs are laid out.
+
+    long_inv_freq: those of contexts longer than `short_context` tokens (LongRoPE); None: there is one set for all.
+    """
 
     inv_freq: np.ndarray
     interleaved: bool = False
     scale: float = 1.0
+    long_inv_freq: np.ndarray | None = None
+    short_context: int = 0
 
     @property
     def rotary_dim(self) -> int:
         return 2 * len(self.inv_freq)
+
+    def within(self, context: int) -> Rope:
+        """The rope of an engine for texts of up to `context` tokens.
+
+        One set of frequencies for all of them: a text that changed sets on its way would need its cache written anew.
+        """
+        if self.long_inv_freq is None:
+            return self
+        chosen = self.long_inv_freq if context > self.short_context else self.inv_freq
+        return replace(self, inv_freq=chosen, long_inv_freq=None, short_context=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +130,36 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = field(default=())
+    traits: Traits = field(default=LLAMA)
+
+    def within(self, context: int) -> DecoderConfig:
+        """The configuration for texts of up to `context` tokens; see `Rope.within`."""
+        return replace(self, rope=self.rope.within(context))
 
 
 def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
     """Rope of a config in the old (`rope_theta`, `rope_scaling`) or new (`rope_parameters`) style.
 
-    Scaling kinds: default, linear, llama3, yarn. Others are refused by name: unscaled, they would be silently wrong.
+    Scaling kinds: default, linear, llama3, yarn, longrope. Others are refused by name: unscaled, they would be silently
+    wrong.
     """
     parameters = reader.mapping("rope_parameters") or reader.mapping("rope_scaling")
+    if (
+        parameters and reader.config.get("original_max_position_embeddings") is not None
+    ):  # as Phi-3 has it: at top level
+        stated = reader.integer("original_max_position_embeddings", least=2)
+        parameters = {**parameters, "original_max_position_embeddings": stated}
     inner = ConfigReader(parameters, f"{reader.where}: rope parameters")
     source = inner if parameters.get("rope_theta") is not None else reader
     theta = source.number("rope_theta", 10000.0)
     if theta <= 0:
         raise source.fail("rope_theta", "must be positive")
     rotary_dim = _rotary_dim(reader, inner, head_dim)
+    long_inv_freq, short_context = None, 0
     with np.errstate(all="ignore"):  # what leaves fp32 is refused by name
         exponent = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-        inv_freq = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
+        powers = np.power(np.float32(theta), exponent).astype(np.float32)
+        inv_freq = (1.0 / powers).astype(np.float32)
         _check_inv_freq(inv_freq, source, "rope_theta")
         kind, scale = parameters.get("rope_type", parameters.get("type", "default")), 1.0
         if kind == "linear":
@@ -136,13 +170,38 @@ def read_rope(reader: ConfigReader, head_dim: int) -> Rope:
             inv_freq = _llama3(inv_freq, inner)
         elif kind == "yarn":
             inv_freq, scale = _yarn(inv_freq, inner, theta)
+        elif kind == "longrope":
+            short_context = inner.integer("original_max_position_embeddings", least=2)
+            long_inv_freq = 1.0 / (_factors(inner, "long_factor", rotary_dim) * powers)
+            inv_freq = 1.0 / (_factors(inner, "short_factor", rotary_dim) * powers)
+            scale = _longrope_scale(reader, inner, short_context)
+            _check_inv_freq(long_inv_freq, inner, "long_factor")
         elif kind != "default":
             raise ConfigError(
-                f"{reader.where}: rope_type = {shown(kind)} is not supported; supported: default, linear, llama3, yarn"
+                f"{reader.where}: rope_type = {shown(kind)} is not supported; "
+                "supported: default, linear, llama3, yarn, longrope"
             )
         inv_freq = np.ascontiguousarray(inv_freq, dtype=np.float32)
-        _check_inv_freq(inv_freq, inner, "factor")
-    return Rope(inv_freq, scale=scale)
+        _check_inv_freq(inv_freq, inner, "factor" if long_inv_freq is None else "short_factor")
+    return Rope(inv_freq, scale=scale, long_inv_freq=long_inv_freq, short_context=short_context)
+
+
+def _factors(reader: ConfigReader, name: str, rotary_dim: int) -> np.ndarray:
+    """LongRoPE's divisor of each frequency, fp32 [rotary_dim / 2]."""
+    values = reader.config.get(name)
+    if not isinstance(values, list) or len(values) != rotary_dim // 2:
+        raise reader.fail(name, f"must list {rotary_dim // 2} numbers, one for each pair that is rotated")
+    factors = [as_number(value) for value in values]
+    if any(factor is None or not 1e-6 < factor < 1e9 for factor in factors):
+        raise reader.fail(name, "must list positive numbers")
+    return np.array(factors, np.float32)
+
+
+def _longrope_scale(reader: ConfigReader, inner: ConfigReader, original: int) -> float:
+    """LongRoPE's factor on cos and sin (arXiv 2402.13753): of the ratio of the contexts, whichever set is used."""
+    ratio = inner.number("factor", reader.integer("max_position_embeddings", 2048) / original, least=0)
+    scale = 1.0 if ratio <= 1 else math.sqrt(1 + math.log(ratio) / math.log(original))
+    return inner.number("attention_factor", scale, least=1e-3, most=1e3)
 
 
 def _rotary_dim(reader: ConfigReader, inner: ConfigReader, head_dim: int) -> int:
@@ -251,7 +310,17 @@ def _refuse_quantised(reader: ConfigReader) -> None:
         )
 
 
-def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family: Any) -> DecoderConfig:
+def read_activation(reader: ConfigReader, activation: Activation) -> Activation:
+    """The one activation that a family has; its field is `hidden_activation` or `hidden_act`."""
+    for name in ("hidden_activation", "hidden_act"):
+        if name in reader.config and reader.config[name] not in ACTIVATIONS[activation]:
+            raise reader.fail(name, f"only {ACTIVATIONS[activation][0]} is supported for this family")
+    return activation
+
+
+def read_decoder(
+    config: dict[str, Any], *, where: str = "config.json", traits: Traits = LLAMA, **family: Any
+) -> DecoderConfig:
     """The fields every family shares; `family` gives the ones a model file decides (biases, qk_norm, ...).
 
     Raises ConfigError naming the field, its value and what would do.
@@ -268,9 +337,7 @@ def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family
     head_dim = reader.integer("head_dim", hidden // heads, least=2, most=MAX_HEAD_DIM)
     if head_dim % 2:
         raise reader.fail("head_dim", "must be even")
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise reader.fail("hidden_act", "only silu is supported for this family")
+    read_activation(reader, traits.activation)
     layers = reader.integer("num_hidden_layers", most=4096)
     return DecoderConfig(
         model_type=str(config.get("model_type")),
@@ -286,5 +353,6 @@ def read_decoder(config: dict[str, Any], *, where: str = "config.json", **family
         rope=read_rope(reader, head_dim),
         tie_word_embeddings=reader.flag("tie_word_embeddings", False),
         windows=read_windows(reader, layers),
+        traits=traits,
         **family,
     )

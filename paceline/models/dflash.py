@@ -8,6 +8,7 @@ packagings of the family; `dspark` and `dflash2` are this network with more head
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from paceline.models.drafter_config import HEAD_ROWS_FILE, DFlashConfig, check_p
 from paceline.models.drafter_weights import DraftHeads, FiniteLoader, all_finite
 from paceline.models.network import Network, WeightLoader, packed_bytes
 from paceline.models.target import TargetModel
+from paceline.models.views import assistant_view
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.quantise import Quantization, check_quantization
 
@@ -255,6 +257,12 @@ def load_drafter(path: str | Path, target: TargetModel, *, quantization: str | N
     """Open a drafter folder of any family and pair it with a target. Raises ConfigError or CheckpointError."""
     checkpoint = open_checkpoint(path)
     config = read_drafter_config(checkpoint.config, str(checkpoint.path))
+    if config.packaging == "transformers":
+        checkpoint = assistant_view(checkpoint)
+        traits = target.config.traits  # its logits are the target's in every respect
+        config = dataclasses.replace(
+            config, output_multiplier=traits.logit_scale, final_logit_softcapping=traits.logit_softcap
+        )
     return _class_of(config)(checkpoint, target, config, quantization=quantization)
 
 

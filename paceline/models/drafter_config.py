@@ -121,6 +121,10 @@ def _decoder(reader: ConfigReader) -> DecoderConfig:
     if isinstance(fields.get("rope_parameters"), dict):
         # drafters rotate whole heads; a factor copied from a hybrid target's config means nothing here
         own["rope_parameters"] = {k: v for k, v in fields["rope_parameters"].items() if k != "partial_rotary_factor"}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = reader.mapping(name)
+        if rope.get("rope_type", rope.get("type")) == "longrope":
+            raise ConfigError(f"{where}: {name}: rope_type = 'longrope' is not supported in a drafter")
     decoder = read_decoder(own, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True)
     if reader.flag("use_swa", False) and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):
         raise reader.fail("swa_window_size", f"differs from the windows of layer_types, {list(decoder.windows)}")
@@ -192,12 +196,14 @@ def misfit(c: DFlashConfig, t: DecoderConfig) -> tuple[str, Any, Any] | None:
     pairs: list[tuple[str, Any, Any]] = [
         ("hidden_size", c.decoder.hidden_size, t.hidden_size),
         ("target_hidden_size", c.target_hidden_size, t.hidden_size),
-        ("vocab_size", c.decoder.vocab_size, t.vocab_size),
+        ("vocab_size", None if c.packaging == "transformers" else c.decoder.vocab_size, t.vocab_size),
         ("num_target_layers", c.num_target_layers, t.num_layers),
     ]
     for name, value, expected in pairs:
         if value not in (None, expected):
             return name, value, expected
+    if c.mask_token_id >= t.vocab_size:
+        return "mask_token_id", c.mask_token_id, f"tokens 0..{t.vocab_size - 1}"
     for layer in c.target_layer_ids:
         if not -1 <= layer < t.num_layers:
             if c.packaging == "speculators":

@@ -15,7 +15,7 @@ from paceline.models.config import ConfigReader
 from paceline.values import shown
 
 Family = Literal["dflash", "dflash2", "dspark"]
-Packaging = Literal["z-lab", "DeepSpec", "SpecForge", "LiquidAI", "speculators"]
+Packaging = Literal["z-lab", "DeepSpec", "SpecForge", "LiquidAI", "speculators", "transformers"]
 
 # architectures -> family and packaging of checkpoints that are not in the speculators format
 ARCHITECTURES: dict[str, tuple[Family, Packaging]] = {
@@ -24,6 +24,7 @@ ARCHITECTURES: dict[str, tuple[Family, Packaging]] = {
     "Qwen3DSparkModel": ("dspark", "DeepSpec"),
     "DSparkDraftModel": ("dspark", "SpecForge"),
     "Lfm2DSparkDraftModel": ("dspark", "LiquidAI"),
+    "MuseGlimmerAssistantModel": ("dflash", "transformers"),
 }
 SPECULATORS: tuple[Family, ...] = ("dflash", "dflash2", "dspark")
 
@@ -115,6 +116,8 @@ def recognise(config: dict[str, Any], where: str) -> Layout:
     top = ConfigReader(config, where)
     inner = top.mapping("dflash_config")
     fields = {**config, **{k: v for k, v in inner.items() if v is not None}}
+    if packaging == "transformers":
+        fields = _assistant_fields(config, where)
     fields["is_causal"] = _stated_causality(top, ConfigReader(inner, f"{where}: dflash_config"))
     evidence = [f"architectures = {shown(known[0])}"]
     evidence += [f"dflash_config.{k} = {shown(inner[k])}" for k in ("projector_type",) if inner.get(k) is not None]
@@ -122,8 +125,23 @@ def recognise(config: dict[str, Any], where: str) -> Layout:
     return Layout(family, packaging, *_slots(family, packaging, config, fields, evidence, where), fields)
 
 
+def _assistant_fields(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """A model's own DFlash assistant, as transformers saves it: all layers bidirectional, a window that counts one
+    position more, and no vocabulary of its own."""
+    reader = ConfigReader(config, where)
+    layers, mask = reader.integer("num_hidden_layers", most=4096), reader.integer("mask_token_id", least=0)
+    fields: dict[str, Any] = {"rope_theta": 500000.0, "layer_types": ["sliding_attention"] * layers, **config}
+    if config.get("rope_parameters"):
+        fields["rope_theta"] = None
+    if "sliding_attention" in (fields["layer_types"] or ()):
+        fields["sliding_window"] = reader.integer("sliding_window", most=1 << 30) + 1  # |q - k| <= window there
+    return {**fields, "vocab_size": mask + 1}  # at least; the target's is the one that counts
+
+
 def _stated_causality(top: ConfigReader, inner: ConfigReader) -> bool | None:
     """Top-level `is_causal`, else `dflash_config.causal`; None where neither is given."""
+    if top.config.get("model_type") == "muse_glimmer_assistant":
+        return False
     for reader, name in ((top, "is_causal"), (inner, "causal")):
         if reader.config.get(name) is not None:
             return reader.flag(name, False)

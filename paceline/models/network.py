@@ -197,6 +197,7 @@ class Network:
     """A native plan under construction, with named row buffers."""
 
     def __init__(self, pool: Any, isa: str, *, f32: bool, max_rows: int) -> None:
+        self.f32 = f32
         self.plan = _native.Plan(pool, isa, f32, max_rows)
         self._buffers: dict[str, tuple[int, Any, int]] = {}
 
@@ -218,15 +219,17 @@ class Network:
         else:
             self.plan.embed_packed(self[out], weight, scale)
 
-    def rope(self, rope: Any) -> None:
-        half = len(rope.inv_freq)
-        self.plan.rope(self[self.buffer("cos", half)], self[self.buffer("sin", half)], rope.inv_freq, rope.scale)
+    def rope(self, rope: Any, suffix: str = "") -> None:
+        """Angles of the pass's positions, into the buffers "cos" and "sin" with a suffix."""
+        cos, sin = (self[self.buffer(name + suffix, len(rope.inv_freq))] for name in ("cos", "sin"))
+        self.plan.rope(cos, sin, rope.inv_freq, rope.scale)
 
     def linear(self, source: str, out: str, weight: Any, *, epilogue: str = "STORE", **options: Any) -> None:
         self.plan.linear(self[source], self[out], weight, epilogue=getattr(_native.Epilogue, epilogue), **options)
 
-    def qkv_post(self, source: str, out: str, **options: Any) -> None:
-        self.plan.qkv_post(self[source], self[out], self["cos"], self["sin"], **options)
+    def qkv_post(self, source: str, out: str, rope: str = "", **options: Any) -> None:
+        """rope: the suffix of the angles' buffers."""
+        self.plan.qkv_post(self[source], self[out], self["cos" + rope], self["sin" + rope], **options)
 
     def attention(self, source: str, out: str, **options: Any) -> None:
         self.plan.attention(self[source], self[out], **options)
@@ -234,14 +237,29 @@ class Network:
     def local_conv(self, source: str, out: str, delta: str, **options: Any) -> None:
         self.plan.local_conv(self[source], self[out], self[delta], **options)
 
+    def norm(self, source: str, out: str, weight: np.ndarray, eps: float, *, add: bool = False) -> None:
+        """out = norm(source), or with `add` out += norm(source)."""
+        self.plan.norm(self[source], self[out], weight, eps, add)
+
+    def gate(self, source: str, out: str, width: int, offset: int = 0) -> None:
+        """out *= sigmoid(source), the latter's columns from `offset` on."""
+        self.plan.gate(self[source], self[out], width, offset)
+
+    def softcap(self, out: str, width: int, scale: float, cap: float) -> None:
+        """out *= scale; then cap * tanh(out / cap) if there is a cap."""
+        self.plan.softcap(self[out], width, scale, cap)
+
+    def experts(
+        self, source: str, router: str, out: str, gate_up: Sequence[Any], down: Sequence[Any], **o: Any
+    ) -> None:
+        """out += the experts that `router` chooses for each row of norm(source)."""
+        self.plan.experts(self[source], self[router], self[out], list(gate_up), list(down), **o)
     def short_conv(self, source: str, rows: str, **options: Any) -> None:
         self.plan.short_conv(self[source], self[rows], **options)
 
     def delta_rule(self, source: str, rows: str, out: str, **options: Any) -> None:
         self.plan.delta_rule(self[source], self[rows], self[out], **options)
 
-    def output_gate(self, source: str, out: str, width: int, offset: int = 0) -> None:
-        self.plan.output_gate(self[source], self[out], width, offset)
 
     def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
         self.plan.copy(self[source], self[out], width, offset)

@@ -96,6 +96,17 @@ class DeltaWeights:
 
 # ---- configuration
 
+FIELDS = (
+    "attn_output_gate",
+    "full_attention_interval",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+    "partial_rotary_factor",
+)
+
 
 def read_config(config: dict[str, Any]) -> HybridConfig:
     """Raises ConfigError naming the field, its value and what would do."""
@@ -299,7 +310,7 @@ def _add_attention(net: Network, c: HybridConfig, w: LayerWeights, index: int) -
         eps=c.rms_norm_eps,
     )
     net.attention("q", "mix", **heads, scale=c.head_dim**-0.5)
-    net.output_gate("qkv", "mix", q, q + 2 * kv)
+    net.gate("qkv", "mix", q, q + 2 * kv)
     net.linear("mix", "x", w.output, epilogue="ADD", bias=w.output_bias)
 
 

@@ -12,24 +12,34 @@ import numpy as np
 from paceline import _native, runtime
 from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KV_CACHE_DTYPES, KVCacheDtype, Quantization
 from paceline.errors import CapacityError, ConfigError
-from paceline.models import llama, qwen2, qwen3, qwen3_5
+from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
+from paceline.models.fields import check_fields
 from paceline.models.network import Network, WeightLoader
 from paceline.models.qwen3_5 import HybridConfig
-from paceline.models.text_part import text_config, text_part
+from paceline.models.views import TEXT_PARTS, decoder_view
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.quantise import check_quantization, expected_bytes
 
 log = logging.getLogger(__name__)
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+# model_type -> the module that reads its config: `read_config`, and in FIELDS the fields that it alone reads
+MODULES: dict[str, Any] = {
+    "gemma3_text": gemma3,
+    "llama": llama,
+    "mistral": mistral,
+    "muse_glimmer_text": muse_glimmer,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5,
+    "qwen3_moe": qwen3_moe,
+    "smollm3": smollm3,
+}
 FAMILIES: dict[str, Callable[[dict[str, Any]], DecoderConfig]] = {
-    "llama": llama.read_config,
-    "qwen2": qwen2.read_config,
-    "qwen3": qwen3.read_config,
-    "qwen3_5": qwen3_5.read_config,
-    "qwen3_5_text": qwen3_5.read_config,
+    name: MODULES[TEXT_PARTS.get(name, name)].read_config for name in sorted({*MODULES, *TEXT_PARTS})
 }
 
 
@@ -79,8 +89,11 @@ class TargetModel:
         threads: int | None = None,
         isa: str = "",
         max_rows: int = 512,
+        max_model_len: int | None = None,
     ) -> None:
-        checkpoint = text_part(checkpoint)
+        """max_model_len: tokens of the longest text there will be, which LongRoPE's frequencies depend on; None: the
+        most that the model can."""
+        checkpoint = decoder_view(checkpoint)
         self.dtype = resolve_dtype(dtype)
         self.f32 = self.dtype == "float32"
         self.quantization = resolve_quantization(quantization, self.dtype)
@@ -90,7 +103,9 @@ class TargetModel:
         self.max_rows = max_rows
         self.path = checkpoint.path
         self.checkpoint = checkpoint
-        self.config = read_config(checkpoint)
+        config = read_config(checkpoint)
+        self.max_model_len = max_model_len
+        self.config = config.within(max_model_len or config.max_position_embeddings)
         self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
         capacity = matrix_bytes(self.config, f32=self.f32, quantised=quantised)
@@ -243,12 +258,14 @@ def state_arguments(
 def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """The checkpoint's configuration. Raises ConfigError for a family that is not supported."""
     kind = checkpoint.config.get("model_type")
-    family = FAMILIES.get(str(kind))
-    if family is None:
+    config = decoder_view(checkpoint).config
+    module = MODULES.get(str(config.get("model_type")))
+    if module is None:
         raise ConfigError(
-            f"{checkpoint.path}: model_type = {kind!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+            f"{checkpoint.path}: model_type = {kind!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
-    return family(text_config(checkpoint.config))
+    check_fields(config, getattr(module, "FIELDS", ()), str(checkpoint.path))
+    return module.read_config(config)
 
 
 def load_model(path: str | Path, **options: Any) -> TargetModel:

@@ -67,8 +67,6 @@ struct DeltaKernels {
   void (*short_conv)(const ShortConvArgs&);
   void (*delta_rule)(const DeltaRuleArgs&);
   void (*gated_norm)(const GatedNormArgs&);
-  // act[index + i] *= sigmoid(gate[i]) for i < width
-  void (*gate)(void* act, size_t index, Act mode, const float* gate, int width);
 };
 
 // By the name of a path; those with and without bf16 dot products share one.

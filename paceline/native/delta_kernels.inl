@@ -155,26 +155,9 @@ void gated_norm(const GatedNormArgs& p) {
   }
 }
 
-void gate(void* act, size_t index, Act mode, const float* gate, int width) {
-  for (int c = 0; c < width; c += 16) {
-    const int left = width - c;
-    V y;
-    if (left >= 16) {
-      y = load_act(act, index + size_t(c), mode);
-    } else if (mode == Act::kBF16) {
-      uint16_t t[16] = {};
-      std::memcpy(t, static_cast<uint16_t*>(act) + index + c, size_t(left) * 2);
-      y = S::load_bf16(t);
-    } else {
-      y = load_part(static_cast<const float*>(act) + index + c, left);
-    }
-    store_act_part(act, index + size_t(c), mode, S::mul(y, sigmoid_v(load_part(gate + c, left))), left);
-  }
-}
-
 }  // namespace
 
 namespace paceline {
 extern const DeltaKernels PACELINE_DELTA_KERNELS;
-const DeltaKernels PACELINE_DELTA_KERNELS = {short_conv, delta_rule, gated_norm, gate};
+const DeltaKernels PACELINE_DELTA_KERNELS = {short_conv, delta_rule, gated_norm};
 }  // namespace paceline

@@ -110,6 +110,10 @@ struct Kernels {
   void (*attend)(const AttentionArgs&, const QueryTile&, const int32_t* block_table, int p0, int p1, float* state);
   void (*merge)(float* state, const float* partial, int head_dim);
   void (*finish)(const AttentionArgs&, const float* state, int row, int head);
+  // elementwise.inl
+  void (*gate_row)(void* act, Act mode, const float* gate, int width);
+  void (*softcap_row)(float* x, int width, float scale, float cap);
+  void (*add_row)(float* to, const float* from, int width, float scale);
   // floors
   double (*peak_loop)(long iterations, bool f32);  // returns operations done
   uint64_t (*read_loop)(const uint8_t* p, size_t bytes, int prefetch_bytes);

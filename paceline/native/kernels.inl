@@ -530,6 +530,10 @@ void finish(const AttentionArgs& p, const float* state, int row, int head) {
                    S::div(S::load(state + kStateHead + i), total), p.head_dim - i);
 }
 
+// ---------------------------------------------------------------- between products
+
+#include "elementwise.inl"
+
 // ---------------------------------------------------------------- floors
 
 double peak_loop(long iterations, bool f32) {
@@ -577,7 +581,7 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, S::kQueryTile, S::kBf16Dot, gemm,   epilogue,  norm_rows,
-    qkv_post, attend,        merge,       finish, peak_loop, read_loop,
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm,        epilogue, norm_rows, qkv_post,  attend,
+    merge,    finish,        gate_row,    softcap_row, add_row,  peak_loop, read_loop,
 };
 }  // namespace paceline

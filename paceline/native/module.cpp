@@ -41,6 +41,7 @@ struct PyPlan {
   std::unique_ptr<Plan> plan;
   std::vector<std::unique_ptr<std::vector<float>>> vectors;
   std::vector<nb::object> keep;
+  std::vector<std::unique_ptr<ExpertWeights>> experts;
 
   const float* vector(const std::optional<Floats>& v, size_t size, const char* what) {
     if (!v) return nullptr;
@@ -164,7 +165,7 @@ NB_MODULE(_native, m) {
           "__init__",
           [](PyPlan* self, std::shared_ptr<ThreadPool> pool, const std::string& isa, bool f32, int max_rows) {
             auto plan = std::make_unique<Plan>(pool, kernels_for(isa.c_str()), f32, max_rows);
-            new (self) PyPlan{pool, std::move(plan), {}, {}};
+            new (self) PyPlan{pool, std::move(plan), {}, {}, {}};
           },
           "pool"_a, "isa"_a, "f32"_a, "max_rows"_a)
       .def_prop_ro("max_rows", [](const PyPlan& p) { return p.plan->max_rows(); })
@@ -173,9 +174,9 @@ NB_MODULE(_native, m) {
           "profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
       .def_prop_ro("op_times",
                    [](const PyPlan& p) {
-                     static const char* const names[] = {"embed",      "rope",       "linear",     "qkv_post",
-                                                         "attention",  "copy",       "local_conv", "short_conv",
-                                                         "delta_rule", "output_gate"};
+                     static const char* const names[] = {"embed",   "rope",       "linear",    "qkv_post", "attention",
+                                                         "copy",    "local_conv", "norm",      "gate",     "softcap",
+                                                         "experts", "short_conv", "delta_rule"};
                      nb::list out;
                      const auto& ns = p.plan->op_ns();
                      for (size_t i = 0; i < ns.size(); ++i) {
@@ -337,6 +338,32 @@ NB_MODULE(_native, m) {
           "input"_a, "out"_a, "delta"_a, "base"_a, "group"_a, "offset"_a = 0, "add"_a = false, "norm"_a = nb::none(),
           "eps"_a = 0.0f)
       .def(
+          "norm",
+          [](PyPlan& p, int in, int out, Floats weight, float eps, bool add) {
+            Op op{};
+            op.kind = Op::kNorm;
+            op.in = in;
+            op.out = out;
+            op.width = int(weight.shape(0));
+            op.norm = p.vector(weight, weight.shape(0), "weight");
+            op.eps = eps;
+            op.add = add;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "weight"_a, "eps"_a, "add"_a = false)
+      .def(
+          "gate",
+          [](PyPlan& p, int in, int out, int width, int offset) {
+            Op op{};
+            op.kind = Op::kGate;
+            op.in = in;
+            op.out = out;
+            op.width = width;
+            op.offset = offset;
+            p.plan->add(op);
+          },
+          "input"_a, "out"_a, "width"_a, "offset"_a = 0)
+      .def(
           "short_conv",
           [](PyPlan& p, int in, int rows, int layer, ConstFloats2 weight, int heads, int head_dim) {
             Op op{};
@@ -376,17 +403,41 @@ NB_MODULE(_native, m) {
           },
           "input"_a, "rows"_a, "out"_a, "layer"_a, "channels"_a, "kernel"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a)
       .def(
-          "output_gate",
-          [](PyPlan& p, int in, int out, int width, int offset) {
+          "softcap",
+          [](PyPlan& p, int out, int width, float scale, float cap) {
             Op op{};
-            op.kind = Op::kOutputGate;
-            op.in = in;
+            op.kind = Op::kSoftcap;
             op.out = out;
             op.width = width;
-            op.offset = offset;
+            op.scale = scale;
+            op.softcap = cap;
             p.plan->add(op);
           },
-          "input"_a, "out"_a, "width"_a, "offset"_a = 0)
+          "out"_a, "width"_a, "scale"_a = 1.0f, "cap"_a = 0.0f)
+      .def(
+          "experts",
+          [](PyPlan& p, int in, int router, int out, nb::list gate_up, nb::list down, int top_k, bool normalise,
+             Floats norm, float eps) {
+            auto w = std::make_unique<ExpertWeights>();
+            for (nb::handle h : gate_up) w->gate_up.push_back(&nb::cast<const Packed&>(h));
+            for (nb::handle h : down) w->down.push_back(&nb::cast<const Packed&>(h));
+            w->top_k = top_k;
+            w->normalise = normalise;
+            Op op{};
+            op.kind = Op::kExperts;
+            op.in = in;
+            op.delta = router;
+            op.out = out;
+            op.norm = p.vector(norm, norm.shape(0), "norm");
+            op.width = int(norm.shape(0));
+            op.eps = eps;
+            op.experts = w.get();
+            p.plan->add(op);
+            p.experts.push_back(std::move(w));
+            p.keep.push_back(gate_up);
+            p.keep.push_back(down);
+          },
+          "input"_a, "router"_a, "out"_a, "gate_up"_a, "down"_a, "top_k"_a, "normalise"_a, "norm"_a, "eps"_a)
       .def(
           "forward",
           [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,

@@ -64,13 +64,14 @@ int Plan::add_buffer(BufferKind kind, int width) {
   return int(buffers_.size()) - 1;
 }
 
+void Plan::need(int id, std::initializer_list<BufferKind> kinds, const char* what) const {
+  if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
+  for (const BufferKind k : kinds)
+    if (buffers_[id].kind == k) return;
+  throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
+}
+
 void Plan::add(Op op) {
-  const auto need = [&](int id, std::initializer_list<BufferKind> kinds, const char* what) {
-    if (id < 0 || id >= int(buffers_.size())) throw std::invalid_argument(std::string(what) + ": no such buffer");
-    for (const BufferKind k : kinds)
-      if (buffers_[id].kind == k) return;
-    throw std::invalid_argument(std::string(what) + ": buffer of the wrong kind");
-  };
   using K = BufferKind;
   switch (op.kind) {
     case Op::kEmbed:
@@ -154,9 +155,16 @@ void Plan::add(Op op) {
           buffers_[op.delta].width < op.offset + op.taps * (op.width / op.group))
         throw std::invalid_argument("local_conv: widths do not fit");
       break;
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      check_block(op);
+      break;
+    case Op::kExperts:
+      check_experts(op);
+      break;
     case Op::kShortConv:
     case Op::kDeltaRule:
-    case Op::kOutputGate:
       add_delta(op);
       break;
   }
@@ -188,6 +196,7 @@ size_t Plan::scratch_bytes() const {
     if (b.memory) total += b.stride * max_rows_ * (b.kind == BufferKind::kAct ? act_item() : 4);
   const size_t rows = size_t(max_rows_) + size_t(kPrivateRows) * pool_->size();
   total += quant_groups_ * (sizeof(QuantGroup) * rows + kGroup * 4 * size_t(pool_->size()));
+  total += expert_scratch_.bytes();
   return total + scratch_stride_ * act_item() * rows;
 }
 
@@ -329,6 +338,7 @@ void Plan::run(const Batch& batch, KVCache* cache) {
     quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
+  if (expert_scratch_.places) expert_scratch_.allocate(act_item());
   const bool timed = !op_ns_.empty();
   pool_->run([&](int tid) {
     for (size_t i = 0; i < ops_.size(); ++i) {
@@ -456,9 +466,16 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       local_conv(a, b.starts, b.sequences, rows.begin, rows.end);
       break;
     }
+    case Op::kNorm:
+    case Op::kGate:
+    case Op::kSoftcap:
+      block_step(op, b, tid);
+      break;
+    case Op::kExperts:
+      experts(op, b, tid);
+      break;
     case Op::kShortConv:
     case Op::kDeltaRule:
-    case Op::kOutputGate:
       delta(op, b, tid);
       break;
     case Op::kAttention:

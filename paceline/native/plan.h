@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "delta_net.h"
+#include "experts.h"
 #include "kernels.h"
 #include "storage.h"
 #include "thread_pool.h"
@@ -21,7 +22,21 @@ enum class BufferKind : int {
 };
 
 struct Op {
-  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv, kShortConv, kDeltaRule, kOutputGate };
+  enum Kind {
+    kEmbed,
+    kRope,
+    kLinear,
+    kQkvPost,
+    kAttention,
+    kCopy,
+    kLocalConv,
+    kNorm,
+    kGate,
+    kSoftcap,
+    kExperts,
+    kShortConv,
+    kDeltaRule
+  };
   Kind kind;
   int in = -1, out = -1;
   // linear
@@ -52,7 +67,9 @@ struct Op {
   const float* conv = nullptr;
   int delta = -1, taps = 0, group = 0;
   bool add = false;
-  // short convolution: in -> out; delta rule: in, rows -> out (delta_net.h); gate: in, from column `offset` on -> out
+  // experts: `in` rows, their norm, router logits in `delta`
+  const ExpertWeights* experts = nullptr;
+  // short convolution: in -> out; delta rule: in, rows -> out (delta_net.h)
   int rows = -1;
   DeltaLayer delta_net;
 };
@@ -81,6 +98,9 @@ struct Range {
 inline Range share(int n, int tid, int threads) {
   return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
 }
+
+// plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`.
+void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows);
 
 class Plan {
  public:
@@ -118,6 +138,12 @@ class Plan {
   void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
+  void check_block(const Op& op);                              // plan_blocks.cpp: kNorm, kGate, kSoftcap
+  void block_step(const Op& op, const Batch& batch, int tid);  // plan_blocks.cpp
+  void check_experts(const Op& op);                            // plan_experts.cpp
+  void experts(const Op& op, const Batch& batch, int tid);     // plan_experts.cpp
+  void expert_products(const Op& op, bool down, int tid);      // plan_experts.cpp
+  void need(int id, std::initializer_list<BufferKind> kinds, const char* what) const;
 
   float* f32(int id, const Batch& batch, size_t* stride);
   size_t act_item() const { return act_ == Act::kBF16 ? 2 : 4; }
@@ -141,6 +167,7 @@ class Plan {
   // the same for quantised weights: groups of the widest input; then one fp32 row a thread
   size_t quant_groups_ = 0;
   std::unique_ptr<Region> quant_private_, quant_shared_, quant_row_;
+  ExpertScratch expert_scratch_;
   std::vector<float> partials_;
   std::vector<int64_t> op_ns_;  // empty: not profiling
 };

@@ -1,5 +1,4 @@
-// Operations of networks with a gated delta net, and of attention with an output gate.
-#include <algorithm>
+// Operations of networks with a gated delta net.
 #include <stdexcept>
 #include <string>
 
@@ -13,15 +12,8 @@ void Plan::add_delta(const Op& op) const {
       throw std::invalid_argument(std::string(what) + ": no such buffer, or of the wrong kind");
   };
   need(op.in, BufferKind::kF32, "in");
-  if (op.kind == Op::kOutputGate) {
-    need(op.out, BufferKind::kAct, "gate out");
-    if (op.width < 1 || op.offset < 0 || buffers_[size_t(op.in)].width < op.offset + op.width ||
-        buffers_[size_t(op.out)].width < op.width)
-      throw std::invalid_argument("gate: width or offset out of range");
-  } else {
-    need(op.rows, BufferKind::kF32, "rows");
-    if (op.kind == Op::kDeltaRule) need(op.out, BufferKind::kAct, "delta_rule out");
-  }
+  need(op.rows, BufferKind::kF32, "rows");
+  if (op.kind == Op::kDeltaRule) need(op.out, BufferKind::kAct, "delta_rule out");
 }
 
 void Plan::check_delta(const Batch& b) const {
@@ -45,17 +37,6 @@ void Plan::check_delta(const Batch& b) const {
 
 void Plan::delta(const Op& op, const Batch& b, int tid) {
   const int threads = pool_->size();
-  if (op.kind == Op::kOutputGate) {
-    Buffer& out = buffers_[size_t(op.out)];
-    size_t ld;
-    const float* in = f32(op.in, b, &ld) + op.offset;
-    const Range lanes = share((op.width + 15) / 16, tid, threads);
-    const int begin = lanes.begin * 16, end = std::min(lanes.end * 16, op.width);
-    for (int r = 0; r < b.rows; ++r)
-      delta_kernels_.gate(out.memory->data(), size_t(r) * out.stride + size_t(begin), act_, in + size_t(r) * ld + begin,
-                          end - begin);
-    return;
-  }
   DeltaRows r{};
   r.mixed = f32(op.in, b, &r.ld_mixed);
   r.rows = f32(op.rows, b, &r.ld_rows);

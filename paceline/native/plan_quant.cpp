@@ -9,6 +9,8 @@ namespace {
 constexpr size_t kPrefetchBytes = 8192;
 constexpr int kWholePanelRows = 6;  // up to here a tile walks over both halves of a panel at once
 
+}  // namespace
+
 // Panels [panel_begin, panel_end) for all rows, in pairs (a gated result needs both). Several tiles of rows find a pair
 // in the cache. Meanwhile the next pair, or the first one of the next product, is asked for, evenly over all passes.
 void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows) {
@@ -43,8 +45,6 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
     }
   }
 }
-
-}  // namespace
 
 void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
   const int threads = pool_->size();

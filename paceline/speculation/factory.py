@@ -116,6 +116,7 @@ def _draft_model(
         threads=target.threads,
         isa=target.isa,
         max_rows=target.max_rows,
+        max_model_len=target.max_model_len,
     )
     return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
 

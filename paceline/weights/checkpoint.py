@@ -47,10 +47,16 @@ class Checkpoint(ABC):
         `CheckpointError` for an unknown name or a type that cannot be converted.
         """
 
+    def load_rows(self, name: str, first: int, rows: int, dtype: LoadDtype | None = None) -> np.ndarray:
+        """Rows [first, first + rows) of a tensor as `load` would give them; a stack of matrices counts as one below the
+        other."""
+        values = self.load(name, dtype)
+        return values.reshape(-1, values.shape[-1])[first : first + rows]
+
     def blocks(self, name: str) -> np.ndarray:
         """The stored bytes of a [n, k] tensor of type Q8_0, Q4_0, Q4_1 or I8_CHANNEL, uint8 [n, bytes of a row].
 
-        Raises `CheckpointError` for any other tensor.
+        A stack of matrices counts as one below the other. Raises `CheckpointError` for any other tensor.
         """
         raise CheckpointError(f"{self.path}: tensor {name!r} is not stored in blocks")
 

@@ -48,7 +48,13 @@ def convert(
     with open_checkpoint(source) as checkpoint, new_folder(destination) as staging:
         if not isinstance(checkpoint, GGUFCheckpoint):
             raise CheckpointError(f"{source}: convert reads GGUF files; this is a Hugging Face folder already")
-        _write(checkpoint, load_tokenizer(checkpoint), staging, dtype, progress)
+        tokenizer = load_tokenizer(checkpoint)
+        if checkpoint.architecture == "qwen3moe":  # its experts are stacked, Hugging Face's are not
+            from paceline.models.views import decoder_view
+
+            _write(decoder_view(checkpoint), tokenizer, staging, dtype, progress)
+        else:
+            _write(checkpoint, tokenizer, staging, dtype, progress)
     return Path(destination)
 
 
@@ -77,7 +83,7 @@ def new_folder(destination: str | Path) -> Iterator[Path]:
 
 
 def _write(
-    checkpoint: GGUFCheckpoint,
+    checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     folder: Path,
     dtype: Literal["bfloat16", "float32"],

@@ -1,8 +1,8 @@
 """A GGUF file as a Hugging Face checkpoint: metadata -> config.json keys, ggml tensor names -> Hugging Face
 names.
 
-Covers the architectures llama, qwen2 and qwen3. llama.cpp stores the query and key rows of the llama
-architecture permuted (its rotary embedding pairs neighbours, Hugging Face's pairs halves); they are put back
+`gguf_families` lists the architectures and what each has of its own. llama.cpp stores the query and key rows
+of some permuted (its rotary embedding pairs neighbours there, Hugging Face's pairs halves); they are put back
 in Hugging Face order here.
 """
 
@@ -16,10 +16,19 @@ import numpy as np
 from paceline.errors import CheckpointError
 from paceline.weights.checkpoint import Checkpoint, LoadDtype
 from paceline.weights.dequant import BFLOAT16, dequantize
+from paceline.weights.gguf_families import (
+    ARCHITECTURES,
+    LONG_FACTORS,
+    PERMUTED,
+    SHORT_FACTORS,
+    WITHOUT_BIAS_FIELD,
+    extra_config,
+    layer_names,
+    longrope_config,
+    required,
+)
 from paceline.weights.gguf_file import GGUFFile
 from paceline.weights.gguf_rope import rope_config
-
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -49,11 +58,19 @@ _LAYER_NAMES = {
 _ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
 _MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 # Read into the configuration or derived from it, never loaded as weights.
-_IGNORED = frozenset({"rope_freqs.weight"})
+_IGNORED = frozenset({"rope_freqs.weight", LONG_FACTORS, SHORT_FACTORS})
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
 # End-of-generation tokens that metadata often leaves out, by their text (a short form of llama.cpp's list).
 _END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 _CONTROL_TOKEN = 3
+
+
+def _values(raw: np.ndarray, stored: str, dtype: LoadDtype | None, shape: tuple[int, ...]) -> np.ndarray:
+    if stored == "BF16" and dtype in (None, "bfloat16"):
+        return raw.view(BFLOAT16).reshape(shape)
+    if stored == "F32" and dtype in (None, "float32"):
+        return raw.view(np.float32).reshape(shape)
+    return dequantize(raw, stored, dtype or "float32").reshape(shape)
 
 
 class GGUFCheckpoint(Checkpoint):
@@ -68,6 +85,7 @@ class GGUFCheckpoint(Checkpoint):
             raise self._error(
                 f"architecture {self.architecture!r} is not among the supported {', '.join(ARCHITECTURES)}"
             )
+        self._layer_names = layer_names(self.architecture, _LAYER_NAMES)
         self._stored_names = self._map_names()
         self.config = self._translate_config()
         self._check_complete()
@@ -87,22 +105,25 @@ class GGUFCheckpoint(Checkpoint):
     def load(self, name: str, dtype: LoadDtype | None = None) -> np.ndarray:
         info = self._info(name)
         raw = self._file.raw(info.name)
-        if self.architecture == "llama":
+        if self.architecture in PERMUTED:
             raw = self._unpermute(raw, info.name, info.shape[0])
-        if info.dtype == "BF16" and dtype in (None, "bfloat16"):
-            return raw.view(BFLOAT16).reshape(info.shape)
-        if info.dtype == "F32" and dtype in (None, "float32"):
-            return raw.view(np.float32).reshape(info.shape)
-        return dequantize(raw, info.dtype, dtype or "float32").reshape(info.shape)
+        return _values(raw, info.dtype, dtype, info.shape)
+
+    def load_rows(self, name: str, first: int, rows: int, dtype: LoadDtype | None = None) -> np.ndarray:
+        info = self._info(name)
+        if self.architecture in PERMUTED:
+            return super().load_rows(name, first, rows, dtype)
+        raw = self._file.raw(info.name).reshape(int(np.prod(info.shape[:-1])), -1)[first : first + rows]
+        return _values(raw.reshape(-1), info.dtype, dtype, (rows, info.shape[-1]))
 
     def blocks(self, name: str) -> np.ndarray:
         info = self._info(name)
-        if info.dtype not in ("Q8_0", "Q4_0", "Q4_1") or len(info.shape) != 2:
+        if info.dtype not in ("Q8_0", "Q4_0", "Q4_1") or len(info.shape) not in (2, 3):
             raise self._error(f"tensor {name!r} is stored as {info.dtype} {info.shape}, not in blocks of 32")
         raw = self._file.raw(info.name)
-        if self.architecture == "llama":
+        if self.architecture in PERMUTED:
             raw = self._unpermute(raw, info.name, info.shape[0])
-        return raw.reshape(info.shape[0], -1)
+        return raw.reshape(int(np.prod(info.shape[:-1])), -1)
 
     def release_pages(self) -> None:
         self._file.release_pages()
@@ -128,8 +149,8 @@ class GGUFCheckpoint(Checkpoint):
             if stored in _IGNORED:
                 continue
             match = _LAYER.fullmatch(stored)
-            if match and match[2] in _LAYER_NAMES:
-                names[f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}"] = stored
+            if match and match[2] in self._layer_names:
+                names[f"model.layers.{match[1]}.{self._layer_names[match[2]]}"] = stored
             elif stored in _GLOBAL_NAMES:
                 names[_GLOBAL_NAMES[stored]] = stored
             else:
@@ -146,10 +167,7 @@ class GGUFCheckpoint(Checkpoint):
         per_layer = [
             n for n in _LAYER_NAMES if n.endswith(".weight") and not n.endswith(("q_norm.weight", "k_norm.weight"))
         ]
-        if self.architecture == "qwen2":
-            per_layer += _ATTENTION_BIASES[:3]
-        if self.architecture == "qwen3":
-            per_layer += ["attn_q_norm.weight", "attn_k_norm.weight"]
+        per_layer = required(self.architecture, per_layer)
         if self.config.get("attention_bias"):
             per_layer += _ATTENTION_BIASES
         if self.config.get("mlp_bias"):
@@ -226,7 +244,7 @@ class GGUFCheckpoint(Checkpoint):
         if value_dim != head_dim:
             raise self._error(f"value heads of {value_dim} beside key heads of {head_dim} are not supported")
         rotary = self._count(f"{arch}.rope.dimension_count", head_dim)
-        if rotary != head_dim:
+        if rotary != head_dim and arch != "phi3":
             raise self._error(
                 f"{arch}.rope.dimension_count {rotary} in heads of {head_dim}: partial rotation is unsupported"
             )
@@ -237,8 +255,8 @@ class GGUFCheckpoint(Checkpoint):
             raise self._error("missing tensors: token_embd.weight")
         eos = self.eos_token_ids()
         config: dict[str, Any] = {
-            "architectures": [ARCHITECTURES[arch]],
-            "model_type": arch,
+            "architectures": [ARCHITECTURES[arch][0]],
+            "model_type": ARCHITECTURES[arch][1],
             "vocab_size": stored["token_embd.weight"].shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._count(f"{arch}.feed_forward_length"),
@@ -257,7 +275,7 @@ class GGUFCheckpoint(Checkpoint):
             "eos_token_id": eos[0] if len(eos) == 1 else (list(eos) or None),
             "pad_token_id": self._get("tokenizer.ggml.padding_token_id", int),
         }
-        if arch != "qwen2":
+        if arch not in WITHOUT_BIAS_FIELD:
             config["attention_bias"] = any(n.startswith("blk.") and n.endswith(_ATTENTION_BIASES) for n in stored)
         if arch == "llama":
             config["mlp_bias"] = any(n.startswith("blk.") and n.endswith(_MLP_BIASES) for n in stored)
@@ -268,7 +286,14 @@ class GGUFCheckpoint(Checkpoint):
                 raise self._error(f"rope_freqs.weight is {info.dtype} {info.shape}, expected F32 ({head_dim // 2},)")
             factors = self._file.raw("rope_freqs.weight").view(np.float32)
         try:
-            config.update(rope_config(self.metadata, arch, head_dim, factors))
+            config |= extra_config(arch, self._file, self._count, rotary, head_dim)
+            scaling = longrope_config(self._file, rotary) if arch == "phi3" else None
+            kept = {
+                k: v for k, v in self.metadata.items() if scaling is None or not k.startswith(f"{arch}.rope.scaling.")
+            }
+            config.update(rope_config(kept, arch, head_dim, factors))
+            if scaling is not None:
+                config["rope_scaling"] = scaling
         except CheckpointError as error:
             raise self._error(str(error)) from error
         return config

@@ -184,8 +184,44 @@ def embed(table: Any) -> Build:
     return build
 
 
+def norm(source: str = "F32", width: int = 8, *, out: int = 8, **options: Any) -> Build:
+    return lambda p: p.norm(buffer(p, source, 8), buffer(p, "F32", out), np.ones(width, np.float32), 1e-6, **options)
+
+
+def gate(source: str = "F32", width: int = 8, offset: int = 0, out: str = "ACT") -> Build:
+    return lambda p: p.gate(buffer(p, source, 12), buffer(p, out, 10), width, offset)
+
+
+def softcap(out: str = "LOGITS", width: int = 8, cap: float = 1.0) -> Build:
+    return lambda p: p.softcap(buffer(p, out, 8), width, 1.0, cap)
+
+
+def experts(count: int = 3, top_k: int = 2, *, router: int = 3, inner: int = 5, **options: Any) -> Build:
+    def build(p: _native.Plan) -> None:
+        x, logits = buffer(p, "F32", 8), buffer(p, "F32", router)
+        gate_up = options.get("gate_up", [weight(inner, 8, gated=True) for _ in range(count)])
+        down = [weight(8, options.get("down", inner)) for _ in range(options.get("downs", count))]
+        norm = np.ones(options.get("norm", 8), np.float32)
+        p.experts(x, logits, x, gate_up, down, top_k, True, norm, 1e-6)
+
+    return build
+
+
+def two_sizes(p: _native.Plan) -> None:
+    experts()(p)
+    experts(inner=6)(p)
+
+
 RIGHT: dict[str, Build] = {
     "attention": attention(),
+    "norm": norm(),
+    "norm that adds": norm(add=True),
+    "norm of a part": norm(width=5),
+    "gate": gate(offset=4),
+    "softcap": softcap(),
+    "softcap without a cap": softcap(cap=0.0),
+    "experts": experts(),
+    "experts, all of them": experts(top_k=3),
     "qkv_post": qkv_post(),
     "linear": linear(),
     "copy": copy(),
@@ -194,6 +230,29 @@ RIGHT: dict[str, Build] = {
     "embed packed": embed(lambda: weight(3, 8)),
 }
 WRONG_PLANS: dict[str, Build] = {
+    "norm: wide weight": norm(width=9),
+    "norm: narrow out": norm(out=7),
+    "norm: without a weight": norm(width=0),
+    "norm: of activations": norm("ACT"),
+    "gate: narrow in": gate(offset=5),
+    "gate: negative offset": gate(offset=-1),
+    "gate: narrow out": gate(width=11),
+    "gate: of fp32 rows": gate(out="F32"),
+    "softcap: of activations": softcap("ACT"),
+    "softcap: wide": softcap(width=9),
+    "softcap: negative": softcap(cap=-1.0),
+    "softcap: not a number": softcap(cap=float("nan")),
+    "experts: none": experts(0, router=1),
+    "experts: more than there are": experts(top_k=4),
+    "experts: no choice": experts(top_k=0),
+    "experts: router of another width": experts(router=4),
+    "experts: down of another width": experts(down=6),
+    "experts: one down missing": experts(downs=2),
+    "experts: norm of another size": experts(norm=7),
+    "experts: plain weights": experts(gate_up=[weight(5, 8) for _ in range(3)]),
+    "experts: weights of another type": experts(gate_up=[weight(5, 8, f32=False, gated=True) for _ in range(3)]),
+    "experts: no weights": experts(gate_up=[1, 2, 3]),
+    "experts: sparse layers of two sizes": two_sizes,
     "buffer without width": lambda p: buffer(p, "F32", 0),
     "copy of no buffer": lambda p: p.copy(0, 1, 4),
     "copy wider than its source": copy(width=900),
