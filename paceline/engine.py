@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +109,7 @@ class Engine:
         )
         self.stats = SpecDecodeStats()  # of all sequences so far
         self.lengths = DraftLengthPolicy()
+        self._recurrent: RecurrentPass | None = None  # of the step that runs
         self._process = os.getpid()
         self._stepping = False
         self._draft_seconds = 0.0  # of the step that runs
@@ -182,10 +184,10 @@ class Engine:
             work, proposal = self._schedule()
             if not work:
                 return []
-            recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states is not None else None
-            with recurrent or nullcontext():
-                logits, taps = self._forward(work, recurrent)
-                results = self._commit(work, proposal, logits, taps, recurrent)
+            self._recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states else None
+            with self._recurrent or nullcontext():
+                logits, taps = self._forward(work)
+                results = self._commit(work, proposal, logits, taps)
             self._learn_cost(work, time.perf_counter() - begin)
             return results
         finally:
@@ -326,9 +328,7 @@ class Engine:
 
     # ---- verify
 
-    def _forward(
-        self, work: list[_Work], recurrent: RecurrentPass | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
         """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
         starts = [0]
         tokens: list[int] = []
@@ -344,6 +344,9 @@ class Engine:
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
         taps = self._tap_buffer(len(tokens), len(layers))
+        recurrent: dict[str, Any] = {}
+        if self._recurrent is not None:
+            recurrent = self._recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
         self.model.plan(layers).forward(
             self.cache,
             np.array(positions, np.int32),
@@ -353,11 +356,7 @@ class Engine:
             select=np.array(select, np.int32),
             logits=self._logits,
             taps=taps,
-            **(
-                {}
-                if recurrent is None
-                else recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
-            ),
+            **recurrent,
         )
         return self._logits[: len(select)], taps
 
@@ -382,7 +381,6 @@ class Engine:
         proposal: Proposal,
         logits: np.ndarray,
         taps: np.ndarray | None,
-        recurrent: RecurrentPass | None = None,
     ) -> list[StepResult]:
         sampled = [item for item in work if item.rows_wanted]
         states = [item.sequence.state for item in sampled]
@@ -413,8 +411,8 @@ class Engine:
                 observed.append((sequence, first, taps[end : end + rows]))  # rows of rejected drafts are passed over
                 sequence.num_tapped = first + rows
             end += len(item.tokens)
-        if recurrent is not None:
-            recurrent.commit(self.model.isa)
+        if self._recurrent is not None:
+            self._recurrent.commit(self.model.isa)
         if observed and self.proposer is not None:
             self.proposer.observe(observed)
             self._warn_of_collapse()

@@ -260,6 +260,8 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     kind = checkpoint.config.get("model_type")
     config = decoder_view(checkpoint).config
     module = MODULES.get(str(config.get("model_type")))
+    if module is None and kind in TEXT_PARTS:
+        raise ConfigError(f"{checkpoint.path}: text_config is missing; a {kind} model describes its text model there")
     if module is None:
         raise ConfigError(
             f"{checkpoint.path}: model_type = {kind!r} is not supported; supported: {', '.join(FAMILIES)}"
