@@ -249,10 +249,12 @@ def state_arguments(
 def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """The checkpoint's configuration. Raises ConfigError for a family that is not supported."""
     kind = checkpoint.config.get("model_type")
+    if kind in TEXT_PARTS and not isinstance(checkpoint.config.get("text_config"), dict):
+        raise ConfigError(
+            f"{checkpoint.path}: text_config is missing; a {kind} checkpoint has its text model's config there"
+        )
     config = decoder_view(checkpoint).config
     module = MODULES.get(str(config.get("model_type")))
-    if module is None and kind in TEXT_PARTS:
-        raise ConfigError(f"{checkpoint.path}: text_config is missing; a {kind} model describes its text model there")
     if module is None:
         raise ConfigError(
             f"{checkpoint.path}: model_type = {kind!r} is not supported; supported: {', '.join(FAMILIES)}"

@@ -191,7 +191,7 @@ def _block_drafter(
         )
     if parsed.tree_budget is not None and target.recurrent:
         raise ConfigError(
-            f"speculative config: tree_budget={parsed.tree_budget}: this model has recurrent layers, whose state follows "
+            f"speculative config: tree_budget={parsed.tree_budget}: this model is recurrent, and its state follows "
             "one text; remove it"
         )
     proposer: DFlashProposer
