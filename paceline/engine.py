@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -133,6 +134,7 @@ class Engine:
         self.stats = SpecDecodeStats()  # of all sequences so far
         self.round_seconds = RoundSeconds()
         self.lengths = DraftLengthPolicy()
+        self._recurrent: RecurrentPass | None = None  # of the step that runs
         self._process = os.getpid()
         self._stepping = False
         self._draft_seconds = 0.0  # of the step that runs
@@ -209,12 +211,12 @@ class Engine:
             work, proposal = self._schedule()
             if not work:
                 return []
-            recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states is not None else None
-            with recurrent or nullcontext():
+            self._recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states else None
+            with self._recurrent or nullcontext():
                 scheduled = time.perf_counter()
-                logits, taps = self._forward(work, recurrent)
+                logits, taps = self._forward(work)
                 passed = time.perf_counter()
-                results = self._commit(work, proposal, logits, taps, recurrent)
+                results = self._commit(work, proposal, logits, taps)
             end = time.perf_counter()
             self.round_seconds.add(begin, self._draft_seconds, scheduled, passed, end)
             self._learn_cost(work, end - begin)
@@ -383,9 +385,7 @@ class Engine:
 
     # ---- verify
 
-    def _forward(
-        self, work: list[_Work], recurrent: RecurrentPass | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
+    def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
         """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
         starts = [0]
         tokens: list[int] = []
@@ -414,6 +414,9 @@ class Engine:
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
         taps = self._tap_buffer(len(tokens), len(layers))
+        recurrent: dict[str, Any] = {}
+        if self._recurrent is not None:
+            recurrent = self._recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
         self.model.plan(layers).forward(
             self.cache,
             np.array(positions, np.int32),
@@ -423,11 +426,7 @@ class Engine:
             select=np.array(select, np.int32),
             logits=self._logits,
             taps=taps,
-            **(
-                {}
-                if recurrent is None
-                else recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
-            ),
+            **recurrent,
             mirrors=np.array(mirrors, np.int32) if mirrors else None,
             copies=np.array(copies, np.int32) if copies else None,
         )
@@ -454,7 +453,6 @@ class Engine:
         proposal: Proposal,
         logits: np.ndarray,
         taps: np.ndarray | None,
-        recurrent: RecurrentPass | None = None,
     ) -> list[StepResult]:
         sampled = [item for item in work if item.rows_wanted]
         states = [item.sequence.state for item in sampled]
@@ -494,8 +492,8 @@ class Engine:
                 observed.append((sequence, first, own))
                 sequence.num_tapped = first + rows
             end += len(item.tokens)
-        if recurrent is not None:
-            recurrent.commit(self.model.isa)
+        if self._recurrent is not None:
+            self._recurrent.commit(self.model.isa)
         if observed and self.proposer is not None:
             self.proposer.observe(observed)
             self._warn_of_collapse()

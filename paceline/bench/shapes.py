@@ -208,9 +208,19 @@ class RandomCheckpoint(Checkpoint):
             one = neutral(name) if is_hybrid(self.config) else 0.0 if name.endswith("bias") else 1.0
             values = np.full(shape, one, ml_dtypes.bfloat16)
         else:
-            offset = hash_of(name) % POOL  # no two tensors alike
-            values = np.resize(np.roll(self._pool, offset), shape)
+            values = self._cut(hash_of(name) % (POOL // 4), shape)  # no two tensors alike
         return values.astype(np.float32) if dtype == "float32" else values
+
+    def _cut(self, start: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Values of the pool from `start` on. Rows overlap, so that the matrix takes no memory of its own; their starts
+        are far apart where there are few."""
+        n, k = shape[0], int(np.prod(shape[1:]))
+        step = (POOL - start - k) // n
+        if step < 1:
+            return np.resize(self._pool[start:], shape)
+        size = self._pool.itemsize
+        rows = np.lib.stride_tricks.as_strided(self._pool[start:], (n, k), (step * size, size), writeable=False)
+        return rows if len(shape) == 2 else rows.reshape(shape)
 
     def close(self) -> None:
         """Nothing is open."""

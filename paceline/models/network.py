@@ -14,6 +14,7 @@ from paceline.weights.checkpoint import Checkpoint
 from paceline.weights.quantise import NAMES, STORED, Conversions, Quantization, choose_format, quantise, quantised_rows
 
 PANEL = 32
+PIECE_BYTES = 64 << 20  # of a tensor that are packed before what was read of its file is released
 
 
 def packed_bytes(n: int, k: int, *, f32: bool, gated: bool = False, quantised: bool = False) -> int:
@@ -108,7 +109,7 @@ class WeightLoader:
             weight = _native.Packed(self.arena, n, k, False, False, STORED[stored])
             weight.fill_quant(self.checkpoint.blocks(name))
             return weight
-        values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
+        values = np.ascontiguousarray(self._load(name, (n, k), "float32" if self.f32 else "bfloat16"))
         return values if self.f32 else values.view(np.uint16)
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -161,8 +162,12 @@ class WeightLoader:
             self.checkpoint.release_pages()
             return
         values = self._load(name, shape, "float32" if self.f32 else "bfloat16")
-        self._put(weight, values if order is None else values[order], row, part)
-        self.checkpoint.release_pages()
+        if order is not None:
+            values = values[order]
+        step = max(1, PIECE_BYTES // (values.itemsize * shape[1]))
+        for first in range(0, len(values), step):  # a vocabulary's matrix takes gigabytes
+            self._put(weight, values[first : first + step], row + first, part)
+            self.checkpoint.release_pages()
 
     def _put(self, weight: Any, values: np.ndarray, row: int, part: int) -> None:
         values = np.ascontiguousarray(values)

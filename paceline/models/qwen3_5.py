@@ -297,7 +297,7 @@ def _add_delta(net: Network, c: HybridConfig, w: DeltaWeights, index: int) -> No
 
 def _add_attention(net: Network, c: HybridConfig, w: LayerWeights, index: int) -> None:
     q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    heads = {"layer": index, "heads": c.num_heads, "kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
+    heads: dict[str, Any] = {"layer": index, "heads": c.num_heads, "kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
     net.linear("x", "qkv", w.qkv, norm=w.input_norm, eps=c.rms_norm_eps, bias=w.qkv_bias)
     net.qkv_post(
         "qkv",

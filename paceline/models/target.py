@@ -111,9 +111,12 @@ class TargetModel:
         capacity = _size(self.config, f32=self.f32, quantised=quantised)
         self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
-        if self.weight_bytes > available:
+        needed = self.weight_bytes
+        if not quantised and not self.config.tie_word_embeddings:  # the embedding's table is not packed
+            needed += self.config.vocab_size * self.config.hidden_size * (4 if self.f32 else 2)
+        if needed > available:
             raise CapacityError(
-                f"{checkpoint.path}: needs {self.weight_bytes / 2**30:.1f} GiB for its weights, "
+                f"{checkpoint.path}: needs {needed / 2**30:.1f} GiB for its weights, "
                 f"{available / 2**30:.1f} GiB of memory are free; use a smaller model or a machine with more memory"
             )
         loader = WeightLoader(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.hybrid import HybridShape, write_hybrid
+from models.tiny import Draft, Shape, write_drafter
 
 from paceline import LLM, SamplingParams
 from paceline.errors import CapacityError, ConfigError, EngineError
@@ -28,6 +29,7 @@ from .harness import (
     open_llm,
     repeat_last,
     scripted,
+    watched,
     wrong,
 )
 from .hybrid import Shadow, StateWatch
@@ -360,3 +362,44 @@ def test_the_shadow_can_tell(hybrid: Hybrids) -> None:
     shadow, tokens = Shadow(hybrid.plain.model, 8), text(1, 40)
     states = [shadow.state(t).copy() for t in (tokens, tokens[:-1], [*tokens[:-1], 0], [0, *tokens[1:]], tokens)]
     assert all((states[0] != other).any() for other in states[1:4]) and (states[0] == states[4]).all()
+
+
+@pytest.mark.parametrize("layers", ["full", "mixed", "sliding, in rings"])
+def test_dflash_drafters_of_every_kind(hybrid: Hybrids, tmp_path: Path, layers: str) -> None:
+    """z-lab's layouts for Qwen3.5 (full, later five sliding layers and a full one) and Qwen3.8 (all sliding)."""
+    window = 0 if layers == "full" else 32
+    sliding = {"full": (), "mixed": (0,), "sliding, in rings": (0, 1)}[layers]
+    drafter = write_drafter(
+        tmp_path,
+        Shape("qwen3", vocab=V, hidden=SHAPE.hidden, layers=SHAPE.layers, context=SHAPE.context),
+        Draft(taps=(0, 2), window=window, sliding=sliding),
+    )
+    config = {"method": "dflash", "model": str(drafter)}
+    options = {"threads": 1, "dtype": "float32", "max_num_batched_tokens": 40, "max_num_seqs": 4}
+    llm = watched(LLM(hybrid.folder, speculative_config=config, **options))
+    rings = len(sliding) == 2
+    assert llm.engine.proposer is not None and bool(llm.engine.proposer.window) == rings
+    watch, prompts = StateWatch(llm), [text(40, 150), text(41, 33)]
+    want, cached = hybrid.plain.generate(prompts, GREEDY), []
+    for _ in range(2):
+        for mine, his in zip(llm.generate(prompts, GREEDY), want, strict=True):
+            assert_same(mine, his, layers)
+            assert mine.metrics.spec_decode.num_drafts > 0
+            cached.append(mine.num_cached_tokens)
+    # a ring is a sequence's own: its last 32 rows are computed again
+    assert cached == [0, 0, *((112, 0) if rings else (144, 32))]
+    assert watch.compared
+    assert_idle(llm)
+
+
+def test_keys_and_values_as_int8(hybrid: Hybrids, tmp_path: Path) -> None:
+    folder = write_hybrid(tmp_path, HybridShape(head_dim=64), tokenizer=True)
+    llm = open_llm(folder, Scripted(), kv_cache_dtype="int8", quantization="int8", dtype="bfloat16")
+    plain = open_llm(folder, None, kv_cache_dtype="int8", quantization="int8", dtype="bfloat16")
+    oracle, prompt = Oracle(), text(42, 60)
+    want = plain.generate(prompt, GREEDY)[0]
+    oracle.learn(want)
+    watch = StateWatch(llm)
+    with scripted(llm, half_right(oracle, V, 5)):
+        assert_same(llm.generate(prompt, GREEDY)[0], want, "int8")
+    assert watch.compared

@@ -16,7 +16,7 @@ from paceline.models import load_model
 from paceline.models.qwen3_5 import HybridConfig, read_config
 
 from .hybrid import HybridReference, HybridShape, config_of, tensors_of, write_hybrid
-from .tiny import write
+from .tiny import write, write_tokenizer
 
 SHAPES = {
     "plain": HybridShape(),
@@ -134,3 +134,45 @@ def test_a_config_without_its_text_part_is_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "text_config"}))
     with pytest.raises(ConfigError, match="text_config"):
         load_model(folder, dtype="float32", threads=1)
+
+
+def test_info_of_a_model_with_more_parts(tmp_path: Path) -> None:
+    from paceline.cli.models import describe
+    from paceline.weights.checkpoint import open_checkpoint
+
+    facts = describe(open_checkpoint(whole_model(tmp_path, SHAPES["plain"])))
+    assert (facts["architecture"], facts["num_layers"], facts["head_dim"], facts["vocab_size"]) == (
+        "qwen3_5",
+        3,
+        16,
+        120,
+    )
+
+
+def test_generating_from_a_model_with_more_parts(tmp_path: Path) -> None:
+    """The end of a text may be named in the nested config alone."""
+    from paceline import LLM, SamplingParams
+
+    shape = SHAPES["plain"]
+    outputs = []
+    for folder in (write_hybrid(tmp_path / "alone", shape), whole_model(tmp_path / "whole", shape)):
+        write_tokenizer(folder, shape.vocab)
+        (folder / "tokenizer_config.json").unlink()
+        llm = LLM(folder, dtype="float32", threads=1, kv_cache_space=0.02)
+        assert llm.tokenizer.eos_token_ids == (shape.vocab - 1,)
+        (output,) = llm.generate([TOKENS], SamplingParams(temperature=0.0, max_tokens=12))
+        outputs.append(output.outputs[0].token_ids)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_quantised_copy_is_what_quantising_at_load_gives(whole: bool, tmp_path: Path) -> None:
+    from paceline.weights.quantised_writer import quantise_model
+
+    shape = SHAPES["plain"]
+    source = (whole_model if whole else write_hybrid)(tmp_path / "source", shape)
+    write_tokenizer(source, shape.vocab)
+    quantise_model(source, tmp_path / "copy", "int8")
+    want = load_model(source, quantization="int8", threads=1).logits(TOKENS)[0]
+    got = load_model(tmp_path / "copy", quantization="auto", threads=1).logits(TOKENS)[0]
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
