@@ -30,6 +30,7 @@ from paceline.weights.quantised_folder import METHOD
 from paceline.weights.safetensors_file import write_safetensors
 
 _U8 = np.dtype(np.uint8)
+_ROUTER = ".mlp.gate.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 
 
@@ -71,7 +72,7 @@ def _formats(checkpoint: Checkpoint, quantization: Quantization) -> dict[str, An
     out = {}
     for name in checkpoint.names():
         stored = checkpoint.stored_dtype(name)
-        if len(checkpoint.shape(name)) != 2:
+        if len(checkpoint.shape(name)) != 2 or name.endswith(_ROUTER):  # small, and it decides
             continue
         # an embedding of its own is read by the row: it stays as it is, as at load
         own = name == _EMBEDDING and not tied

@@ -40,12 +40,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_text_is_that_of_plain_decoding(folders, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in CONFIGS),
+        ("qwen3_moe", {"quantization": "int8"}),
+        ("gemma3", {"quantization": "int4"}),
+        ("qwen3_moe", {"dtype": "float32", "threads": 3}),
+    ],
+)
+def test_text_is_that_of_plain_decoding(folders, tmp_path, name, options):
     """Greedy and sampled; prompts of 1, 2 and 8 windows, in chunks, beside each other, from the prefix cache."""
     c = text(CONFIGS[name])
     batch = prompts(c["vocab_size"], WINDOW, 2 * WINDOW + 5, 8 * WINDOW)
-    plain = open_llm(folders[name], None)
+    plain = open_llm(folders[name], None, **options)
     want = [plain.generate(p, q)[0] for p, q in zip(batch, PARAMS, strict=True)]
     shape = Shape(vocab=c["vocab_size"], hidden=c["hidden_size"], layers=c["num_hidden_layers"])
     drafter = write_drafter(tmp_path / "drafter", shape, Draft(taps=(0, 2), sharp=3.0))
@@ -56,7 +64,7 @@ def test_text_is_that_of_plain_decoding(folders, tmp_path, name):
     if name == "muse_glimmer":
         configs.append({"method": "dflash", "model": str(write_assistant(tmp_path / "assistant", ASSISTANT))})
     for config in configs:
-        llm = open_llm(folders[name], config, max_num_batched_tokens=40, max_num_seqs=3)
+        llm = open_llm(folders[name], config, max_num_batched_tokens=40, max_num_seqs=3, **options)
         drafted = cached = 0
         for _ in range(2):  # the second time prompts are in the prefix cache
             for mine, his in zip(llm.generate(batch, PARAMS), want, strict=True):
