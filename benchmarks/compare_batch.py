@@ -90,6 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 int(seqs): LLM(
                     model,
                     dtype="bfloat16",
+                    quantization="none",  # as the others'
                     threads=options.threads,
                     max_model_len=2048,
                     max_num_seqs=int(seqs),

@@ -70,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             llm = LLM(
                 model,
                 dtype="bfloat16",
+                quantization="none",  # as vLLM's
                 threads=options.threads,
                 max_model_len=settings.max_model_len,
                 enable_prefix_caching=False,  # as vLLM's

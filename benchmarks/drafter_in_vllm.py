@@ -74,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config: Any = "auto"
         if options.drafter:
             config = {"method": "dflash", "model": str(options.drafter), "num_speculative_tokens": drafts}
-        llm = LLM(model, dtype=options.dtype, speculative_config=config, max_model_len=2048)
+        engine: dict[str, Any] = {"dtype": options.dtype, "quantization": "none", "max_model_len": 2048}
+        llm = LLM(model, speculative_config=config, **engine)
         if llm.speculative_config is None or llm.speculative_config.model is None:
             raise PacelineError(f"{options.model}: no DFlash drafter is known for it; name one by --drafter")
         folder = Path(llm.speculative_config.model)
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             whole = Path(shutil.copytree(folder, Path(scratch) / "dflash-whole-head"))
             (whole / HEAD_ROWS_FILE).unlink(missing_ok=True)
             config = {"method": "dflash", "model": str(whole), "num_speculative_tokens": drafts}
-            llm = LLM(model, dtype=options.dtype, speculative_config=config, max_model_len=2048)
+            llm = LLM(model, speculative_config=config, **engine)
             results["paceline, whole head"] = ours(llm, prompts, tokens, drafts)
         config = {"method": "dflash", "model": str(folder.resolve()), "num_speculative_tokens": drafts}
         settings = vllm.Settings(

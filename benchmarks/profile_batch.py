@@ -20,6 +20,7 @@ from typing import Any
 
 from benchmarks.workloads import mixed, uniform
 from paceline import LLM, SamplingParams
+from paceline.dtypes import QUANTIZATIONS
 
 
 @dataclass
@@ -80,12 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", choices=("mixed", "uniform"), default="mixed")
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--max-num-batched-tokens", type=int, default=512)
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--speculation", choices=("auto", "off"), default="off")
     parser.add_argument("--rows", default="1,8,16,32,48,64,128,256,512", help="sizes of the passes timed alone")
     options = parser.parse_args(arguments)
     llm = LLM(
         options.model,
+        quantization=options.quantization,
         threads=options.threads,
         max_model_len=2048,
         max_num_seqs=options.max_num_seqs,

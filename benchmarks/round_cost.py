@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams, _native
+from paceline.bench.floors import draft_cost
+from paceline.dtypes import DEFAULT_QUANTIZATION, QUANTIZATIONS
 from paceline.speculation.dflash import DFlashProposer
 
 PROMPT = [{"role": "user", "content": "Explain step by step how to add fractions with different denominators. " * 3}]
@@ -25,17 +27,6 @@ PROMPT = [{"role": "user", "content": "Explain step by step how to add fractions
 def floor_ms(cost: tuple[float, float], bandwidth_gbs: float, peak_gflops: float) -> float:
     """The larger of what memory and arithmetic need, in milliseconds."""
     return max(cost[0] / bandwidth_gbs, cost[1] / peak_gflops) / 1e6
-
-
-def draft_cost(proposer: DFlashProposer, rows: int, context: int) -> tuple[float, float]:
-    """(bytes, operations) of a draft: context rows of a round, and a block of `rows` slots, all but one with logits."""
-    weights, config = proposer.drafter.weights, proposer.drafter.config.decoder
-    block = sum(w.nbytes for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
-    head = weights.head.nbytes
-    element = 4 if proposer.drafter.target.f32 else 2
-    cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element * (context + rows)
-    operations = 2 * (block * rows + head * (rows - 1) + weights.fc.nbytes * 2) / element
-    return weights.fc.nbytes + block + head + cache, operations
 
 
 def decode(llm: LLM, drafts: int, params: SamplingParams) -> tuple[float, int]:
@@ -49,10 +40,11 @@ def decode(llm: LLM, drafts: int, params: SamplingParams) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=DEFAULT_QUANTIZATION)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    llm = LLM(arguments.model)
+    llm = LLM(arguments.model, quantization=arguments.quantization)
     proposer = llm.engine.proposer
     if not isinstance(proposer, DFlashProposer):
         parser.error(f"--model {arguments.model}: no DFlash drafter ships for it")
@@ -67,7 +59,7 @@ def main() -> None:
     decode(llm, drafts, greedy)
     for _ in range(arguments.repeats):
         note("read_bandwidth_gbs", _native.measure_read_bandwidth(llm.model.pool, 1 << 30))
-        note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000))
+        note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000, llm.model.quantised))
         for name, params in (("greedy", greedy), ("temperature 0.8", sampled)):
             note(f"round ms, {name}", decode(llm, drafts, params)[0] * 1e3)
         note("one row ms", llm.time_forward(1, 128) * 1e3)
@@ -79,7 +71,7 @@ def main() -> None:
     bandwidth, peak = medians["read_bandwidth_gbs"], medians["peak_gflops"]
     context = 160
     medians["verify floor ms"] = floor_ms(llm.pass_cost(drafts + 1, context), bandwidth, peak)
-    medians["draft floor ms"] = floor_ms(draft_cost(proposer, drafts + 1, context), bandwidth, peak)
+    medians["draft floor ms"] = floor_ms(draft_cost(proposer, drafts, context), bandwidth, peak)
     floors = medians["verify floor ms"] + medians["draft floor ms"]
     medians["round / floors"] = medians["round ms, greedy"] / floors
     medians["sampling share"] = medians["round ms, temperature 0.8"] / medians["round ms, greedy"] - 1

@@ -8,6 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 KEYS_PER_BLOCK: int = 16
+MIN_INT8_HEAD_DIM: int = 8
 
 def best_isa() -> str: ...
 def select_isa(name: str = "") -> str: ...
@@ -93,7 +94,9 @@ class Packed:
     ) -> None: ...
 
 class KVCache:
-    def __init__(self, layers: int, kv_heads: int, head_dim: int, blocks: int, f32: bool) -> None: ...
+    def __init__(
+        self, layers: int, kv_heads: int, head_dim: int, blocks: int, f32: bool, int8: bool = False
+    ) -> None: ...
     @property
     def blocks(self) -> int: ...
     @property
@@ -110,6 +113,50 @@ class KVCache:
         keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
         values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
     ) -> None: ...
+
+class StateCache:
+    """
+    Recurrent states of gated delta nets in slots, and a journal for the rows of a pass that are not committed yet.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        layers: int,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        kernel: int,
+        slots: int,
+        journal_rows: int,
+    ) -> None: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def journal_rows(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def journal_row_bytes(self) -> int: ...
+    def rows(self, slot: int) -> int: ...
+    def reset(self, slot: int) -> None: ...
+    def copy(self, source: int, to: int) -> None: ...
+    def assume(self, slot: int, rows: int) -> None: ...
+    def read(
+        self, slot: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]
+    ) -> None: ...
+    def commit(
+        self,
+        isa: str,
+        entries: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None:
+        """
+        Repeat the first rows of journals of the last pass. entries: (slot, first journal row, rows); snapshots: (entry,
+        rows, slot), at most one for an entry.
+        """
 
 class BufferKind(enum.Enum):
     F32 = 0
@@ -242,6 +289,28 @@ class Plan:
         lower expert. gate_up: gated Packed [inner, hidden] each; down: Packed [hidden, inner] each.
         """
 
+    def short_conv(
+        self,
+        input: int,
+        rows: int,
+        layer: int,
+        weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        heads: int,
+        head_dim: int,
+    ) -> None: ...
+    def delta_rule(
+        self,
+        input: int,
+        rows: int,
+        out: int,
+        layer: int,
+        channels: int,
+        kernel: int,
+        rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        dt_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        eps: float,
+    ) -> None: ...
     def forward(
         self,
         cache: KVCache | None,
@@ -257,7 +326,19 @@ class Plan:
         taps: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None = None,
         input: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
-    ) -> None: ...
+        state: StateCache | None = None,
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        journal: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None:
+        """
+        state: of plans with a delta net. slots: of each sequence; journal: its first journal row, or -1 where its rows
+        are committed as they come; snapshots: (sequence, rows, slot), ascending: the state behind so many of its rows
+        goes to another slot as well.
+        """
 
 def measure_read_bandwidth(pool: ThreadPool, bytes: int, isa: str = "") -> float: ...
 def measure_peak(

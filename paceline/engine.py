@@ -13,6 +13,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy as np
 from paceline.cache import BlockPool, blocks_for, stack_tables
 from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
+from paceline.recurrent import RecurrentStates, StatePlan
+from paceline.recurrent_pass import RecurrentPass
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify
 from paceline.scheduler import Scheduler
@@ -69,8 +72,10 @@ class Engine:
         kv_blocks: int,
         sampler: SamplerMode = "coupled",
         prefix_caching: bool = True,
+        states: StatePlan | None = None,
     ) -> None:
-        """kv_blocks: the cache's size in blocks of 16 tokens; a drafter's cache grows with it.
+        """kv_blocks: the cache's size in blocks of 16 tokens; a drafter's cache grows with it. states: how many a
+        recurrent model keeps; None: one for each sequence, and no snapshots.
 
         Raises CapacityError or ConfigError when they leave nothing to run on.
         """
@@ -88,10 +93,15 @@ class Engine:
         self.max_num_seqs = max_num_seqs
         self.pool = BlockPool(kv_blocks)
         self.cache = model.new_cache(kv_blocks)
+        self.states: RecurrentStates | None = None
+        if model.recurrent:
+            plan = states or StatePlan(running=max_num_seqs)
+            self.states = RecurrentStates(model.new_states(plan.running + plan.snapshots), plan.running)
         self.scheduler = Scheduler(
             self.pool,
             max_num_seqs=max_num_seqs,
             prefix_caching=prefix_caching,
+            states=self.states,
             tap_again=self._tap_again,
             keep=self._uncached_tokens,
             on_preempt=self._forget_drafts,
@@ -172,8 +182,10 @@ class Engine:
             work, proposal = self._schedule()
             if not work:
                 return []
-            logits, taps = self._forward(work)
-            results = self._commit(work, proposal, logits, taps)
+            recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states is not None else None
+            with recurrent or nullcontext():
+                logits, taps = self._forward(work, recurrent)
+                results = self._commit(work, proposal, logits, taps, recurrent)
             self._learn_cost(work, time.perf_counter() - begin)
             return results
         finally:
@@ -186,6 +198,8 @@ class Engine:
     def check(self) -> None:
         """Integrity of the caches: every block is free or held by those who say so. Raises AssertionError."""
         self.pool.check([s.block_ids for s in self.running])
+        if self.states is not None:
+            self.states.check([s.state_slot for s in self.running if s.state_slot is not None])
         assert not any(s.block_ids for s in self.waiting), "a waiting sequence holds blocks"
 
     def reset_prefix_cache(self) -> None:
@@ -210,10 +224,12 @@ class Engine:
 
     def _catch_up(self, sequence: Sequence) -> None:
         """Compute the rows again that a drafter missed while drafts did not pay, if the tokens to come are worth it."""
-        missed = sequence.num_computed - sequence.num_tapped
-        if missed and self._tap_again(sequence, missed):
+        if sequence.num_computed == sequence.num_tapped:
+            return
+        first = self.scheduler.restart_rows(sequence, sequence.num_tapped)
+        if self._tap_again(sequence, sequence.num_computed - first):
             sequence.num_catch_ups += 1
-            self.scheduler.compute_again(sequence, sequence.num_tapped)
+            self.scheduler.restart(sequence, sequence.num_tapped)
 
     def _tap_again(self, sequence: Sequence, missed: int) -> bool:
         """Whether it pays to compute known rows once more so that the drafter sees them. Each time, less easily."""
@@ -233,6 +249,7 @@ class Engine:
 
     def _schedule(self) -> tuple[list[_Work], Proposal]:
         """Who takes part in the next pass: decoding sequences first, then prompts in chunks as rows are left."""
+        self.scheduler.restart_stale()
         for sequence in [s for s in self.running if not s.is_prefill]:
             if sequence in self.running:  # an earlier one may have taken its blocks
                 self.scheduler.reserve(sequence, len(sequence.token_ids))
@@ -267,6 +284,8 @@ class Engine:
             if rows > 0:
                 start = sequence.num_computed
                 end = min(len(sequence.token_ids), start + rows)
+                if start < sequence.num_tapped < end:  # the drafter goes on from there
+                    end = sequence.num_tapped
                 whole = end == len(sequence.token_ids)
                 work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
                 rows -= end - start
@@ -294,7 +313,9 @@ class Engine:
             named = [sequences[i].request_id for i in free]
             others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
             self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
-        self.lengths.draft.observe(sum(limit + 1 for limit in limits if limit), self._draft_seconds)
+        rows = sum(limit + 1 for limit in limits if limit)
+        if getattr(self.proposer, "context_rows", 0) <= rows:  # more wait after plain steps: not what drafts cost
+            self.lengths.draft.observe(rows, self._draft_seconds)
         return proposal
 
     def _learn_cost(self, work: list[_Work], seconds: float) -> None:
@@ -305,7 +326,9 @@ class Engine:
 
     # ---- verify
 
-    def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
+    def _forward(
+        self, work: list[_Work], recurrent: RecurrentPass | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
         starts = [0]
         tokens: list[int] = []
@@ -330,6 +353,11 @@ class Engine:
             select=np.array(select, np.int32),
             logits=self._logits,
             taps=taps,
+            **(
+                {}
+                if recurrent is None
+                else recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
+            ),
         )
         return self._logits[: len(select)], taps
 
@@ -349,7 +377,12 @@ class Engine:
     # ---- accept and commit
 
     def _commit(
-        self, work: list[_Work], proposal: Proposal, logits: np.ndarray, taps: np.ndarray | None
+        self,
+        work: list[_Work],
+        proposal: Proposal,
+        logits: np.ndarray,
+        taps: np.ndarray | None,
+        recurrent: RecurrentPass | None = None,
     ) -> list[StepResult]:
         sampled = [item for item in work if item.rows_wanted]
         states = [item.sequence.state for item in sampled]
@@ -380,6 +413,8 @@ class Engine:
                 observed.append((sequence, first, taps[end : end + rows]))  # rows of rejected drafts are passed over
                 sequence.num_tapped = first + rows
             end += len(item.tokens)
+        if recurrent is not None:
+            recurrent.commit(self.model.isa)
         if observed and self.proposer is not None:
             self.proposer.observe(observed)
             self._warn_of_collapse()

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.bench.backend import Arm
 from paceline.bench.local import LocalBackend
-from paceline.speculation.length import CostTable
+from paceline.speculation.cost_table import CostTable
 
 
 @dataclass(frozen=True, slots=True)

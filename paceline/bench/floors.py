@@ -31,19 +31,21 @@ def measure_machine(backend: LocalBackend) -> Machine:
 
     model = backend.llm.model
     reads = [_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa) for _ in range(2)]
-    peaks = [_native.measure_peak(model.pool, model.isa, model.f32) for _ in range(2)]
+    peaks = [_native.measure_peak(model.pool, model.isa, model.f32, int8=model.quantised) for _ in range(2)]
     return Machine(max(reads), max(peaks))
 
 
 def draft_cost(proposer: DFlashProposer, drafts: int, context: int = CONTEXT) -> tuple[float, float]:
     """(bytes, operations) of a draft: two context rows, and a block of drafts + 1 slots, all but one with logits."""
     weights, config = proposer.drafter.weights, proposer.drafter.config.decoder
-    block = sum(w.nbytes for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down))
-    head = weights.head.nbytes
+    stack = [w for layer in weights.layers for w in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    gated = sum(layer.gate_up.n * layer.gate_up.k for layer in weights.layers)  # n counts pairs of rows there
+    block = sum(w.n * w.k for w in stack) + gated
+    head = weights.head
     element = 4 if proposer.drafter.target.f32 else 2
     cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element * (context + drafts + 1)
-    operations = 2 * (block * (drafts + 1) + head * drafts + weights.fc.nbytes * 2) / element
-    return weights.fc.nbytes + block + head + cache, operations
+    operations = 2 * (block * (drafts + 1) + head.n * head.k * drafts + 2 * weights.fc.n * weights.fc.k)
+    return weights.fc.nbytes + sum(w.nbytes for w in stack) + head.nbytes + cache, operations
 
 
 def round_floor(backend: LocalBackend, machine: Machine, drafts: int) -> float:

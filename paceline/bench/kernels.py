@@ -49,7 +49,7 @@ def measure(
     import paceline._native as _native
 
     model = llm.model
-    int8 = model.weight_type.startswith("int")
+    int8 = model.quantised
     samples = KernelSamples(seconds={count: [] for count in rows})
     for count in rows:
         llm.time_forward(count, context)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.backend import Completion, Conversation, DraftLength, Run, in_order
 from paceline.bench.datasets import encode
 from paceline.errors import PacelineError
-from paceline.speculation.length import CostTable, DraftLengthPolicy
+from paceline.speculation.cost_table import CostTable
+from paceline.speculation.length import DraftLengthPolicy
 
 if TYPE_CHECKING:
     from paceline.llm import LLM

@@ -12,13 +12,19 @@ from urllib.parse import urlsplit
 import typer
 
 from paceline.cli import options as opt
+from paceline.dtypes import KV_CACHE_DTYPES, QUANTIZATIONS
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.backend import Arm, Backend, DraftLength
     from paceline.cli.options import EngineOptions
 
-ENGINE_KEYS = ("model", "dtype", "threads", "speculative_config")
+ENGINE_KEYS = ("model", "dtype", "threads", "speculative_config", "quantization", "kv_cache_dtype")
+CHOICES = {
+    "dtype": ("auto", "bfloat16", "float32"),
+    "quantization": QUANTIZATIONS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+}
 SERVER_KEYS = ("base_url", "model", "extra_body")
 KEYS = ("label", "num_speculative_tokens", *ENGINE_KEYS, *SERVER_KEYS[::2])
 
@@ -67,8 +73,9 @@ def parse_arm(text: str, base: EngineOptions) -> ArmSpec:
     for key, kind in (("label", str), ("base_url", str), ("model", str), ("extra_body", dict), ("threads", int)):
         if key in values and (not isinstance(values[key], kind) or not values[key]):
             raise _bad(f"{key}={values[key]!r} is no {'text' if kind is str else kind.__name__}")
-    if values.get("dtype", "auto") not in ("auto", "bfloat16", "float32"):
-        raise _bad(f"dtype={values['dtype']!r}: use auto, bfloat16 or float32")
+    for key, known in CHOICES.items():
+        if key in values and values[key] not in known:
+            raise _bad(f"{key}={values[key]!r}: use {', '.join(known[:-1])} or {known[-1]}")
     length = values.get("num_speculative_tokens", None if url else "auto")
     if length != "auto" and not (length is None and url):
         length = opt.parse_ints(str(length), "--arm num_speculative_tokens", least=0)[0]
@@ -103,7 +110,7 @@ def open_specs(specs: Sequence[ArmSpec]) -> Opened:
                 backends[key] = local_backend(spec.engine)
             llm: Any = getattr(backends[key], "llm", None)
             opened.lines.append(f"{label}: {summary(llm, [spec.length if isinstance(spec.length, int) else None])}")
-            opened.same_bits[label] = repr((spec.engine.model, spec.engine.dtype))
+            opened.same_bits[label] = repr((spec.engine.model, *(getattr(spec.engine, key) for key in CHOICES)))
         opened.arms.append(Arm(backends[key], spec.length, label, baseline=i == 0))
     names = [arm.name for arm in opened.arms]
     if len(set(names)) < len(names):

@@ -159,7 +159,8 @@ def bench(
     seed: opt.RaceSeedOption = None,
     ignore_eos: opt.IgnoreEosOption = False,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     output: OutputOption = None,
     save_outputs: Annotated[
@@ -218,8 +219,9 @@ def bench(
         ignore_eos=ignore_eos,
         logprobs=None if save_outputs is None else 0,
     )
+    most = max(DEFAULT_SEQS, *plan.concurrency)
     engine = opt.EngineOptions(
-        model, dtype, threads, None, config, any(plan.lengths), quantization, max(DEFAULT_SEQS, *plan.concurrency)
+        model, dtype, threads, None, config, any(plan.lengths), quantization, most, kv_cache_dtype
     )
     specs = [parse_arm(text, engine) for text in arm or ()]
     survival = parse_survival(synthetic_acceptance)
@@ -329,7 +331,8 @@ def kernels(
         typer.Option("--repeats", min=1, metavar="N", help="Rounds; each measures everything once, medians are shown."),
     ] = 15,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
@@ -348,7 +351,11 @@ def kernels(
 
     if output is not None:
         check_writable(output, "--output")
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, speculation=False, quantization=quantization))
+    llm = open_llm(
+        opt.EngineOptions(
+            model, dtype, threads, speculation=False, quantization=quantization, kv_cache_dtype=kv_cache_dtype
+        )
+    )
     with step_progress("Measuring", repeats * bench_kernels.steps_per_repeat(counts)) as advance:
         result = bench_kernels.measure(llm, counts, repeats, on_step=advance)
     if output is not None:

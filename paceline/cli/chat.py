@@ -43,7 +43,8 @@ def chat(
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     no_speculation: opt.NoSpeculationOption = False,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     max_model_len: opt.MaxModelLenOption = None,
     stats: Annotated[
@@ -75,7 +76,18 @@ def chat(
     )
     from paceline.cli.engine import note_long_drafts, open_llm, summary
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation, quantization))
+    llm = open_llm(
+        opt.EngineOptions(
+            model,
+            dtype,
+            threads,
+            max_model_len,
+            config,
+            not no_speculation,
+            quantization,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+    )
     if llm.tokenizer.chat_template is None:
         raise PacelineError(f"{model} has no chat template; use `paceline generate --raw` with this model")
     length = 0 if no_speculation else num_speculative_tokens

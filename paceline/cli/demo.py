@@ -49,7 +49,8 @@ def demo(
     speculative_config: opt.SpeculativeConfigOption = None,
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     as_json: Annotated[
         bool,
@@ -69,7 +70,9 @@ def demo(
     params = opt.sampling_params(temperature=temperature, seed=seed, max_tokens=max_tokens)
     from paceline.cli.engine import note_long_drafts, open_llm
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, None, config, quantization=quantization))
+    llm = open_llm(
+        opt.EngineOptions(model, dtype, threads, None, config, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+    )
     note_long_drafts(llm, num_speculative_tokens)
     race = Race(llm, chat_request(llm, text), params, num_speculative_tokens)
     race.warm_up()

@@ -28,6 +28,7 @@ def open_llm(options: EngineOptions) -> LLM:
         arguments: dict[str, Any] = {
             "dtype": options.dtype,
             "quantization": options.quantization,
+            "kv_cache_dtype": options.kv_cache_dtype,
             "threads": options.threads,
             "max_model_len": options.max_model_len,
         }

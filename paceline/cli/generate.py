@@ -50,7 +50,8 @@ def generate(
     num_speculative_tokens: opt.NumSpeculativeTokensOption = None,
     no_speculation: opt.NoSpeculationOption = False,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     max_model_len: opt.MaxModelLenOption = None,
     as_json: Annotated[
@@ -93,7 +94,18 @@ def generate(
     )
     from paceline.cli.engine import note_long_drafts, open_llm
 
-    llm = open_llm(opt.EngineOptions(model, dtype, threads, max_model_len, config, not no_speculation, quantization))
+    llm = open_llm(
+        opt.EngineOptions(
+            model,
+            dtype,
+            threads,
+            max_model_len,
+            config,
+            not no_speculation,
+            quantization,
+            kv_cache_dtype=kv_cache_dtype,
+        )
+    )
     note_long_drafts(llm, num_speculative_tokens)
     request = text if raw else chat_request(llm, text, system)
     show = None if as_json else _write

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ENGINE_KEYS = (
     "dtype",
     "weight_type",
+    "kv_cache_dtype",
     "isa",
     "threads",
     "max_model_len",
@@ -91,7 +92,8 @@ def _convert_drafter(path: Path, target: Path, destination: Path, layout: Litera
 def info(
     model: opt.ModelArgument,
     dtype: opt.DtypeOption = "auto",
-    quantization: opt.QuantizationOption = "none",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     target: Annotated[
         str | None, typer.Option("--target", metavar="MODEL", help="Of a drafter: say whether it fits this model.")
@@ -118,7 +120,9 @@ def info(
             return
         if target is not None:
             raise PacelineError(f"--target belongs to a drafter; {model} is a model of its own")
-        llm = open_llm(opt.EngineOptions(model, dtype, threads, quantization=quantization))
+        llm = open_llm(
+            opt.EngineOptions(model, dtype, threads, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        )
         facts = {"model": model, **describe(checkpoint), "engine": {k: llm.info()[k] for k in ENGINE_KEYS}}
     finally:
         checkpoint.close()
@@ -201,7 +205,7 @@ def facts_text(facts: dict[str, Any]) -> str:
         (
             "KV cache",
             f"up to {engine['kv_cache_bytes'] / 2**20:,.0f} MiB for {engine['kv_cache_tokens']:,} tokens "
-            f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each), taken as it fills",
+            f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each, {engine['kv_cache_dtype']}), taken as it fills",
         ),
         ("speculation", f"{drafts}, {tokens} a draft" if drafts else "none"),
     ]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KVCacheDtype, Quantization
+
 if TYPE_CHECKING:
     from paceline.sampling_params import SamplingParams
 
 Dtype = Literal["auto", "bfloat16", "float32"]
-Quantization = Literal["none", "auto", "int8", "int8_channel", "int4"]
 DEFAULT_MODEL = "smollm2-135m"
 
 NO_DRAFTS = {"method": "none"}  # a speculative config that stands for plain decoding
@@ -36,7 +37,16 @@ QuantizationOption = Annotated[
     Quantization,
     typer.Option(
         "--quantization",
-        help="Weights in memory: none = as --dtype says, auto = as a quantised file holds them, or convert them.",
+        help="Weights in memory: auto = as a quantised file holds them (others as --dtype says), none = as --dtype "
+        "says, or convert them.",
+        rich_help_panel=MODEL_PANEL,
+    ),
+]
+KVCacheDtypeOption = Annotated[
+    KVCacheDtype,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="Keys and values in memory: auto = as --dtype says, int8 = half of that, with a scale per token and head.",
         rich_help_panel=MODEL_PANEL,
     ),
 ]
@@ -213,8 +223,9 @@ class EngineOptions:
     max_model_len: int | None = None
     speculative_config: dict[str, Any] | None = None
     speculation: bool = True
-    quantization: Quantization = "none"
+    quantization: Quantization = DEFAULT_QUANTIZATION
     max_num_seqs: int | None = None
+    kv_cache_dtype: KVCacheDtype = DEFAULT_KV_CACHE_DTYPE
 
 
 def parse_speculative_config(text: str | None) -> dict[str, Any] | None:

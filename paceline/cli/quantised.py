@@ -47,7 +47,8 @@ def evaluate(
             'prompts and answers in two files are joined by their "id".',
         ),
     ],
-    quantization: opt.QuantizationOption = "auto",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     reference: Annotated[
         opt.Quantization, typer.Option("--reference", help="What to compare with; none is bf16.")
     ] = "none",
@@ -75,15 +76,18 @@ def evaluate(
         rows = accuracy.read_texts(texts, tokenizer, count=num_texts, length=max_tokens)
         scores = []
         with step_progress("Scoring", 2 * len(rows)) as advance:
-            for wanted in (quantization, reference):
+            for wanted, kv in ((quantization, kv_cache_dtype), (reference, opt.DEFAULT_KV_CACHE_DTYPE)):
                 with note(f"Loading {model} ..."):
-                    target = TargetModel(checkpoint, dtype=dtype, quantization=wanted, threads=threads)
+                    target = TargetModel(
+                        checkpoint, dtype=dtype, quantization=wanted, kv_cache_dtype=kv, threads=threads
+                    )
                 scores.append(accuracy.score(target, rows, on_text=lambda kind=wanted: advance(kind)))  # type: ignore[misc]
                 weights = target.weight_bytes
                 if len(scores) == 1:
                     facts: dict[str, Any] = {
                         "model": model, "quantization": quantization, "weight_type": target.weight_type,
-                        "weights_bytes": weights, "reference": reference, "texts": len(rows),
+                        "weights_bytes": weights, "kv_cache_dtype": target.kv_cache_dtype, "reference": reference,
+                        "texts": len(rows),
                     }  # fmt: skip
     facts |= {"reference_weights_bytes": weights, **accuracy.compare(*scores)}
     print(json.dumps(facts, indent=2) if as_json else eval_text(facts))
@@ -98,6 +102,7 @@ def eval_text(facts: dict[str, Any]) -> str:
             f"{facts['weights_bytes'] / 2**20:,.0f} MiB {facts['weight_type']}, reference "
             f"{facts['reference_weights_bytes'] / 2**20:,.0f} MiB",
         ),
+        ("keys and values", facts["kv_cache_dtype"]),
         (
             "perplexity",
             f"{facts['perplexity']:.4f}, reference {facts['reference_perplexity']:.4f} "

@@ -59,7 +59,7 @@ class DFlashDrafter:
         max_rows: int | None = None,
         quantization: str | None = None,
     ) -> None:
-        """quantization: of the drafter's matrices; None = int8 where the target's are quantised, else none."""
+        """quantization: of the drafter's matrices; None = int8, beside a target in fp32 none."""
         self.path = checkpoint.path
         self.target = target
         self.config = config
@@ -237,7 +237,10 @@ class DFlashDrafter:
 
 
 def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str | None) -> Quantization:
-    """int8 beside a quantised target unless asked otherwise. Raises ConfigError for a family that has only floats."""
+    """int8 unless asked otherwise, which is fastest beside any target; beside fp32, which is for comparisons, none.
+
+    Raises ConfigError for a family that has only floats.
+    """
     if config.family != "dflash":
         if wanted not in (None, "none"):
             raise ConfigError(
@@ -246,7 +249,7 @@ def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str |
             )
         return "none"
     if wanted is None:
-        wanted = "none" if target.quantization == "none" else "int8"
+        wanted = "none" if target.f32 else "int8"
     return check_quantization(wanted)
 
 

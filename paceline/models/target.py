@@ -10,15 +10,17 @@ from typing import Any, Literal
 import numpy as np
 
 from paceline import _native, runtime
+from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KV_CACHE_DTYPES, KVCacheDtype, Quantization
 from paceline.errors import CapacityError, ConfigError
-from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
 from paceline.models.fields import check_fields
 from paceline.models.network import Network, WeightLoader
+from paceline.models.qwen3_5 import HybridConfig
 from paceline.models.views import TEXT_PARTS, decoder_view
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
-from paceline.weights.quantise import Quantization, check_quantization, expected_bytes
+from paceline.weights.quantise import check_quantization, expected_bytes
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ MODULES: dict[str, Any] = {
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
 }
@@ -49,6 +52,30 @@ def resolve_dtype(dtype: str) -> Literal["bfloat16", "float32"]:
     raise ConfigError(f"dtype: {dtype!r} is not supported; use auto, bfloat16 or float32")
 
 
+def resolve_quantization(quantization: str, dtype: str) -> Quantization:
+    """`auto` beside float32 is none: who compares with a reference wants the values that the file stands for."""
+    checked = check_quantization(quantization)
+    return "none" if checked == "auto" and dtype == "float32" else checked
+
+
+def resolve_kv_cache_dtype(
+    wanted: str, dtype: Literal["bfloat16", "float32"], head_dim: int
+) -> Literal["bfloat16", "float32", "int8"]:
+    """What keys and values are stored as; auto is the dtype. Raises ConfigError."""
+    if wanted not in KV_CACHE_DTYPES:
+        raise ConfigError(f"kv_cache_dtype: {wanted!r} is not supported; use {', '.join(KV_CACHE_DTYPES)}")
+    if wanted == "int8":
+        if head_dim < _native.MIN_INT8_HEAD_DIM:
+            raise ConfigError(
+                f"kv_cache_dtype: int8 needs heads of {_native.MIN_INT8_HEAD_DIM} values or more, this model's have "
+                f"{head_dim}; use auto"
+            )
+        return "int8"
+    if wanted == "bfloat16" and dtype != "bfloat16":
+        raise ConfigError(f"kv_cache_dtype: bfloat16 does not go with dtype {dtype}; use auto or int8")
+    return dtype
+
+
 class TargetModel:
     """A decoder with packed weights. `forward` is one pass over a ragged batch of rows."""
 
@@ -57,7 +84,8 @@ class TargetModel:
         checkpoint: Checkpoint,
         *,
         dtype: str = "auto",
-        quantization: Quantization = "none",
+        quantization: Quantization = DEFAULT_QUANTIZATION,
+        kv_cache_dtype: KVCacheDtype = DEFAULT_KV_CACHE_DTYPE,
         threads: int | None = None,
         isa: str = "",
         max_rows: int = 512,
@@ -67,8 +95,8 @@ class TargetModel:
         most that the model can."""
         checkpoint = decoder_view(checkpoint)
         self.dtype = resolve_dtype(dtype)
-        self.quantization = check_quantization(quantization)
         self.f32 = self.dtype == "float32"
+        self.quantization = resolve_quantization(quantization, self.dtype)
         self.isa = runtime.choose_isa(isa)
         self.threads = runtime.choose_threads(threads)
         self.pool = runtime.thread_pool(self.threads)
@@ -78,8 +106,10 @@ class TargetModel:
         config = read_config(checkpoint)
         self.max_model_len = max_model_len
         self.config = config.within(max_model_len or config.max_position_embeddings)
+        self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
-        capacity = weight_bytes(self.config, f32=self.f32, quantised=quantised)
+        size = qwen3_5.weight_bytes if isinstance(self.config, HybridConfig) else weight_bytes
+        capacity = size(self.config, f32=self.f32, quantised=quantised)  # type: ignore[arg-type]
         self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
         if self.weight_bytes > available:
@@ -95,7 +125,10 @@ class TargetModel:
             quantization=self.quantization,
         )
         try:
-            self.weights = load_decoder(loader, self.config)
+            if isinstance(self.config, HybridConfig):
+                self.weights = qwen3_5.load(loader, self.config)
+            else:
+                self.weights = load_decoder(loader, self.config)
             loader.refuse_unused()
         finally:
             loader.finish()
@@ -114,6 +147,11 @@ class TargetModel:
         return max(self.formats, key=lambda kind: self.formats[kind])
 
     @property
+    def quantised(self) -> bool:
+        """Whether most bytes of the matrices are quantised."""
+        return self.weight_type.startswith("int")
+
+    @property
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
@@ -127,14 +165,34 @@ class TargetModel:
                         f"target_layer_ids: {layer} is outside -1..{self.config.num_layers - 1} of this target"
                     )
             net = Network(self.pool, self.isa, f32=self.f32, max_rows=self.max_rows)
-            build_decoder(net, self.config, self.weights, key)
+            if isinstance(self.config, HybridConfig):
+                qwen3_5.build(net, self.config, self.weights, key)
+            else:
+                build_decoder(net, self.config, self.weights, key)
             self._plans[key] = net.plan
         return self._plans[key]
 
     def new_cache(self, blocks: int) -> _native.KVCache:
         """A key/value cache of `blocks` blocks of 16 tokens; memory is taken as blocks are first written."""
         c = self.config
-        return _native.KVCache(c.num_layers, c.num_kv_heads, c.head_dim, blocks, self.f32)
+        int8 = self.kv_cache_dtype == "int8"
+        return _native.KVCache(self.num_attention_layers, c.num_kv_heads, c.head_dim, blocks, self.f32, int8)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.config.num_attention if isinstance(self.config, HybridConfig) else self.config.num_layers
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether sequences have a state besides their keys and values, so that passes need `new_states`."""
+        return isinstance(self.config, HybridConfig)
+
+    def new_states(self, slots: int) -> _native.StateCache | None:
+        """Recurrent states of `slots` sequences and a journal for a pass's rows; None for a model without."""
+        if not isinstance(self.config, HybridConfig):
+            return None
+        return qwen3_5.new_states(self.config, self.pool, slots, self.max_rows)
 
     def logits(self, tokens: Sequence[int], *, taps: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Logits [n, vocab] of every row of one text from an empty cache, and its taps [n, len(taps) * H].
@@ -147,7 +205,7 @@ class TargetModel:
         table = np.arange(blocks, dtype=np.int32)[None]
         logits = np.empty((n, self.vocab_size), np.float32)
         tapped = np.empty((n, max(1, len(taps)) * self.config.hidden_size), np.float32)
-        plan = self.plan(taps)
+        plan, states = self.plan(taps), self.new_states(1)
         for start in range(0, n, self.max_rows):
             end = min(n, start + self.max_rows)
             rows = end - start
@@ -160,8 +218,30 @@ class TargetModel:
                 select=np.arange(rows, dtype=np.int32),
                 logits=logits[start:end],
                 taps=tapped[start:end] if taps else None,
+                **state_arguments(states, [0]),
             )
         return logits, tapped
+
+
+def state_arguments(
+    states: _native.StateCache | None,
+    slots: Sequence[int],
+    journal: Sequence[int] | None = None,
+    snapshots: Sequence[tuple[int, int, int]] = (),
+) -> dict[str, Any]:
+    """What `Plan.forward` takes for the recurrent states of its sequences.
+
+    journal: first journal row of each sequence, -1 where all of its rows are committed as they come (default).
+    snapshots: (sequence, rows, slot), ascending: the state behind so many of its rows also goes to another slot.
+    """
+    if states is None:
+        return {}
+    return {
+        "state": states,
+        "slots": np.array(slots, np.int32),
+        "journal": np.array([-1] * len(slots) if journal is None else journal, np.int32),
+        "snapshots": np.array(snapshots, np.int32).reshape(-1, 3) if snapshots else None,
+    }
 
 
 def read_config(checkpoint: Checkpoint) -> DecoderConfig:

@@ -18,7 +18,7 @@ const char* best_isa() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512cd");
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) return "avx512_bf16";
+  if (avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) return "avx512_bf16";
   if (avx512) return "avx512";
   if (avx2) return "avx2";
 #endif

@@ -20,6 +20,10 @@ enum class Act : int {
   kBF16 = 2,        // bf16 weights on a path with a bf16 dot product
 };
 
+// How a cache holds keys and values.
+enum class CacheType : int { kF32 = 0, kBF16 = 1, kInt8 = 2 };
+constexpr int kMinInt8HeadDim = 8;  // below, a query with its scale is larger than its place in the activations
+
 enum class Epilogue : int {
   kStore = 0,     // out = a w^T (+ bias)
   kAdd = 1,       // out += a w^T (+ bias)
@@ -56,17 +60,17 @@ struct QkvPostArgs {
   float eps;
   const float* cos;  // [rows, rotary_dim / 2]
   const float* sin;
-  void* q_out;  // [rows, heads * head_dim] activation format
+  void* q_out;  // [rows, heads * head_dim] activation format, or in its place int8 queries (int8_cache.inl)
   size_t ld_q;
   Act act;
   // cache of this layer
   uint8_t* cache;      // base of the layer
   size_t block_bytes;  // bytes of one (block, kv head): keys then values
-  bool cache_f32;
+  CacheType cache_type;
 };
 
 struct AttentionArgs {
-  const void* q;  // [rows, heads * head_dim] activation format
+  const void* q;  // as QkvPostArgs::q_out
   size_t ld_q;
   int heads, kv_heads, head_dim;
   float scale;
@@ -74,7 +78,7 @@ struct AttentionArgs {
   Act act;
   const uint8_t* cache;
   size_t block_bytes;
-  bool cache_f32;
+  CacheType cache_type;
   void* out;  // [rows, heads * head_dim] activation format
   size_t ld_out;
 };

@@ -6,11 +6,12 @@
 //
 // Everything lives in an unnamed namespace: see kernels.h.
 #include "kernels.h"
+#include "vector_math.inl"
 
 namespace {
 
-using paceline::Act;
 using paceline::AttentionArgs;
+using paceline::CacheType;
 using paceline::Epilogue;
 using paceline::GemmArgs;
 using paceline::kKeysPerBlock;
@@ -29,71 +30,6 @@ constexpr int kFarRows = 6;
 // Panels up to this size stay in the second-level cache, two at a time, while row tiles pass over them.
 constexpr size_t kSharedPanelBytes = 128 << 10;
 constexpr float kNegInf = -__builtin_inff();
-
-// ---------------------------------------------------------------- scalars and reductions
-
-inline float lane_sum(V x) { return S::lane_sum(x); }
-inline float lane_max(V x) { return S::lane_max(x); }
-
-// e^x, relative error below 2e-7; exactly 0 below -87 (the polynomial of Cephes' expf).
-inline V exp_v(V x) {
-  const V c = S::min(S::max(x, S::set1(-87.0f)), S::set1(88.0f));
-  const V n = S::nearest(S::mul(c, S::set1(1.44269504088896341f)));
-  V r = S::fma(n, S::set1(-0.693359375f), c);
-  r = S::fma(n, S::set1(2.12194440e-4f), r);
-  V p = S::set1(1.9875691500e-4f);
-  p = S::fma(p, r, S::set1(1.3981999507e-3f));
-  p = S::fma(p, r, S::set1(8.3334519073e-3f));
-  p = S::fma(p, r, S::set1(4.1665795894e-2f));
-  p = S::fma(p, r, S::set1(1.6666665459e-1f));
-  p = S::fma(p, r, S::set1(5.0000001201e-1f));
-  p = S::fma(p, S::mul(r, r), S::add(r, S::set1(1.0f)));
-  return S::zero_below(S::ldexp_int(p, n), x, -87.0f);
-}
-
-inline V silu_v(V x) { return S::div(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
-
-inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
-  const V e = exp_v(S::add(x, x));
-  return S::sub(S::set1(1.0f), S::div(S::set1(2.0f), S::add(e, S::set1(1.0f))));
-}
-
-inline V gelu_tanh_v(V x) {
-  const V inner = S::mul(S::set1(0.7978845608028654f), S::fma(S::mul(S::set1(0.044715f), S::mul(x, x)), x, x));
-  return S::mul(S::mul(S::set1(0.5f), x), S::add(S::set1(1.0f), tanh_v(inner)));
-}
-
-inline void store_act(void* base, size_t index, Act act, V x) {
-  if (act == Act::kBF16)
-    S::store_bf16(static_cast<uint16_t*>(base) + index, x);
-  else
-    S::store(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x);
-}
-
-inline V load_part(const float* p, int n) {
-  if (n >= 16) return S::load(p);
-  float t[16] = {0};
-  for (int i = 0; i < n; ++i) t[i] = p[i];
-  return S::load(t);
-}
-
-inline void store_part(float* p, V x, int n) {
-  if (n >= 16) return S::store(p, x);
-  float t[16];
-  S::store(t, x);
-  for (int i = 0; i < n; ++i) p[i] = t[i];
-}
-
-inline void store_act_part(void* base, size_t index, Act act, V x, int n) {
-  if (n >= 16) return store_act(base, index, act, x);
-  if (act == Act::kBF16) {
-    uint16_t t[16];
-    S::store_bf16(t, x);
-    for (int i = 0; i < n; ++i) static_cast<uint16_t*>(base)[index + i] = t[i];
-  } else {
-    store_part(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x, n);
-  }
-}
 
 // ---------------------------------------------------------------- matrix product
 
@@ -367,6 +303,8 @@ inline void rotate(float* y, const float* c, const float* s, int half, bool inte
   }
 }
 
+#include "int8_cache.inl"
+
 // Key block layout: [head_dim / 2][16 keys][2] bf16, or [head_dim][16 keys] fp32. Value block: [16 keys][padded
 // head_dim].
 void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
@@ -380,14 +318,20 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
     rotate(y, p.cos + size_t(row) * half, p.sin + size_t(row) * half, half, p.interleaved_rope);
   }
   if (is_q) {
+    if (p.cache_type == CacheType::kInt8) {
+      const size_t item = p.act == Act::kBF16 ? 2 : 4;
+      return store_int8_query(y, hd, static_cast<uint8_t*>(p.q_out) + (size_t(row) * p.ld_q + size_t(h) * hd) * item);
+    }
     for (int i = 0; i < hd; i += 16)
       store_act_part(p.q_out, size_t(row) * p.ld_q + size_t(h) * hd + i, p.act, load_part(y + i, hd - i), hd - i);
     return;
   }
   const int kv = is_k ? h - p.heads : h - p.heads - p.kv_heads;
   uint8_t* base = p.cache + (size_t(block) * p.kv_heads + kv) * p.block_bytes;
+  if (p.cache_type == CacheType::kInt8)
+    return is_k ? store_int8_key(y, hd, base, slot) : store_int8_value(src, hd, base, slot);
   if (is_k) {
-    if (p.cache_f32) {
+    if (p.cache_type == CacheType::kF32) {
       float* k = reinterpret_cast<float*>(base);
       for (int d = 0; d < hd; ++d) k[d * kKeysPerBlock + slot] = y[d];
     } else {
@@ -401,7 +345,7 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
     return;
   }
   const size_t width = padded(hd);
-  if (p.cache_f32) {
+  if (p.cache_type == CacheType::kF32) {
     float* v = reinterpret_cast<float*>(base) + size_t(hd) * kKeysPerBlock + slot * width;
     for (int i = 0; i < hd; i += 16) S::store(v + i, load_part(src + i, hd - i));
   } else {
@@ -448,7 +392,7 @@ inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t
 }
 
 // Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
-template <int TQ, int NV, bool F32>
+template <int TQ, int NV, CacheType kType>
 inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
                      int d, float* out, size_t ld) {
   V acc[TQ][NV];
@@ -459,8 +403,9 @@ inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t w
     V x[NV];
     for (int v = 0; v < NV; ++v) {
       const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
-      x[v] = F32 ? S::load(reinterpret_cast<const float*>(base) + at)
-                 : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
+      x[v] = kType == CacheType::kInt8  ? S::load_int8(reinterpret_cast<const int8_t*>(base) + at)
+             : kType == CacheType::kF32 ? S::load(reinterpret_cast<const float*>(base) + at)
+                                        : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
     }
     for (int r = 0; r < TQ; ++r) {
       const V w = S::set1(prob[r * kPartition + j]);
@@ -491,8 +436,9 @@ void merge(float* state, const float* partial, int head_dim) {
   state[0] = top;
 }
 
-template <int TQ, bool F32>
+template <int TQ, CacheType kType>
 void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
+  constexpr bool kInt8 = kType == CacheType::kInt8;
   const size_t width = padded(p.head_dim);
   const size_t ld = kStateHead + width;
   const size_t item = p.act == Act::kBF16 ? 2 : 4;
@@ -521,7 +467,10 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
     for (int b = 0; b * 16 < used; ++b)
       for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
-    scores_t<TQ, F32>(p, q, blocks, score);
+    if constexpr (kInt8)
+      int8_scores_t<TQ>(p, q, blocks, score);
+    else
+      scores_t<TQ, kType == CacheType::kF32>(p, q, blocks, score);
     for (int r = 0; r < TQ; ++r) {
       V s[4], m = S::set1(kNegInf);
       for (int b = 0; b < 4; ++b) {
@@ -536,30 +485,32 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       V sum = S::zero();
       for (int b = 0; b < 4; ++b) {
         const V e = top == kNegInf ? S::zero() : exp_v(S::sub(s[b], S::set1(top)));
-        S::store(score + r * kPartition + b * 16, e);
         sum = S::add(sum, e);
+        S::store(score + r * kPartition + b * 16, kInt8 ? S::mul(e, value_scales(blocks[b], p.head_dim)) : e);
       }
       partial[r * ld + 1] = lane_sum(sum);
     }
-    const size_t offset = size_t(p.head_dim) * kKeysPerBlock;
+    const size_t offset = kInt8 ? int8_value_offset(p.head_dim) : size_t(p.head_dim) * kKeysPerBlock;
     size_t d = 0;
     for (; d + 64 <= width; d += 64)
-      values_t<TQ, 4, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
     for (; d < width; d += 16)
-      values_t<TQ, 1, F32>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
     for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
   }
 }
 
 void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-#define PL_CASE(N)                                      \
-  case N:                                               \
-    if constexpr (N <= S::kQueryTile) {                 \
-      if (p.cache_f32)                                  \
-        attend_t<N, true>(p, t, table, p0, p1, state);  \
-      else                                              \
-        attend_t<N, false>(p, t, table, p0, p1, state); \
-    }                                                   \
+#define PL_CASE(N)                                                 \
+  case N:                                                          \
+    if constexpr (N <= S::kQueryTile) {                            \
+      if (p.cache_type == CacheType::kInt8)                        \
+        attend_t<N, CacheType::kInt8>(p, t, table, p0, p1, state); \
+      else if (p.cache_type == CacheType::kF32)                    \
+        attend_t<N, CacheType::kF32>(p, t, table, p0, p1, state);  \
+      else                                                         \
+        attend_t<N, CacheType::kBF16>(p, t, table, p0, p1, state); \
+    }                                                              \
     break
   switch (t.count) {
     PL_CASE(1);

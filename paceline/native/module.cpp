@@ -20,6 +20,7 @@ using namespace paceline;
 void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
 void register_quant(nb::module_& m);
+void register_delta(nb::module_& m);
 void register_markov_head(nb::module_& m);
 void register_candidate_selector(nb::module_& m);
 void register_draft_step(nb::module_& m);
@@ -67,6 +68,7 @@ NB_MODULE(_native, m) {
   m.doc() = "Kernels and plan interpreter of Paceline.";
   nb::set_leak_warnings(false);  // interpreters end with objects alive; that is not an error of ours
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
+  m.attr("MIN_INT8_HEAD_DIM") = kMinInt8HeadDim;
   m.def("best_isa", [] { return std::string(best_isa()); });
   m.def(
       "select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
@@ -122,7 +124,13 @@ NB_MODULE(_native, m) {
           "row"_a, "out"_a.noconvert());
 
   nb::class_<KVCache>(m, "KVCache")
-      .def(nb::init<int, int, int, int, bool>(), "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a)
+      .def(
+          "__init__",
+          [](KVCache* self, int layers, int kv_heads, int head_dim, int blocks, bool f32, bool int8) {
+            const CacheType type = int8 ? CacheType::kInt8 : f32 ? CacheType::kF32 : CacheType::kBF16;
+            new (self) KVCache(layers, kv_heads, head_dim, blocks, type);
+          },
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "int8"_a = false)
       .def_ro("blocks", &KVCache::blocks)
       .def_ro("layers", &KVCache::layers)
       .def_prop_ro("nbytes", &KVCache::bytes)
@@ -138,6 +146,7 @@ NB_MODULE(_native, m) {
           },
           "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert());
 
+  register_delta(m);
   nb::enum_<BufferKind>(m, "BufferKind")
       .value("F32", BufferKind::kF32)
       .value("ACT", BufferKind::kAct)
@@ -165,9 +174,9 @@ NB_MODULE(_native, m) {
           "profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
       .def_prop_ro("op_times",
                    [](const PyPlan& p) {
-                     static const char* const names[] = {"embed",     "rope",    "linear",     "qkv_post",
-                                                         "attention", "copy",    "local_conv", "norm",
-                                                         "gate",      "softcap", "experts"};
+                     static const char* const names[] = {"embed",   "rope",       "linear",    "qkv_post", "attention",
+                                                         "copy",    "local_conv", "norm",      "gate",     "softcap",
+                                                         "experts", "short_conv", "delta_rule"};
                      nb::list out;
                      const auto& ns = p.plan->op_ns();
                      for (size_t i = 0; i < ns.size(); ++i) {
@@ -355,6 +364,45 @@ NB_MODULE(_native, m) {
           },
           "input"_a, "out"_a, "width"_a, "offset"_a = 0)
       .def(
+          "short_conv",
+          [](PyPlan& p, int in, int rows, int layer, ConstFloats2 weight, int heads, int head_dim) {
+            Op op{};
+            op.kind = Op::kShortConv;
+            op.in = in;
+            op.rows = rows;
+            op.heads = heads;
+            op.head_dim = head_dim;
+            op.taps = int(weight.shape(0));
+            op.width = int(weight.shape(1));
+            p.vectors.push_back(std::make_unique<std::vector<float>>(weight.data(), weight.data() + weight.size()));
+            p.vectors.back()->resize(weight.size() + 32);
+            op.delta_net.layer = layer;
+            op.delta_net.conv = p.vectors.back()->data();
+            p.plan->add(op);
+          },
+          "input"_a, "rows"_a, "layer"_a, "weight"_a, "heads"_a, "head_dim"_a)
+      .def(
+          "delta_rule",
+          [](PyPlan& p, int in, int rows, int out, int layer, int channels, int kernel, Floats rate, Floats dt_bias,
+             Floats norm, float eps) {
+            Op op{};
+            op.kind = Op::kDeltaRule;
+            op.in = in;
+            op.rows = rows;
+            op.out = out;
+            op.heads = int(rate.shape(0));
+            op.head_dim = int(norm.shape(0));
+            op.taps = kernel;
+            op.width = channels;
+            op.delta_net.layer = layer;
+            op.delta_net.rate = p.vector(rate, rate.shape(0), "rate");
+            op.delta_net.dt_bias = p.vector(dt_bias, rate.shape(0), "dt_bias");
+            op.delta_net.norm = p.vector(norm, norm.shape(0), "norm");
+            op.delta_net.eps = eps;
+            p.plan->add(op);
+          },
+          "input"_a, "rows"_a, "out"_a, "layer"_a, "channels"_a, "kernel"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a)
+      .def(
           "softcap",
           [](PyPlan& p, int out, int width, float scale, float cap) {
             Op op{};
@@ -394,7 +442,8 @@ NB_MODULE(_native, m) {
           "forward",
           [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
              std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
-             std::optional<Floats2> taps, std::optional<ConstFloats2> input) {
+             std::optional<Floats2> taps, std::optional<ConstFloats2> input, StateCache* state,
+             std::optional<Ints> slots, std::optional<Ints> journal, std::optional<Ints2> snapshots) {
             Batch b;
             b.rows = int(positions.shape(0));
             b.sequences = int(starts.shape(0)) - 1;
@@ -433,12 +482,27 @@ NB_MODULE(_native, m) {
               b.input = input->data();
               b.ld_input = input->shape(1);
             }
+            if (state) {
+              if (!slots || !journal || int(slots->shape(0)) != b.sequences || int(journal->shape(0)) != b.sequences)
+                throw std::invalid_argument("slots, journal: one per sequence");
+              b.state.cache = state;
+              b.state.slots = slots->data();
+              b.state.journal = journal->data();
+              b.state.starts = b.starts;
+              b.state.sequences = b.sequences;
+              if (snapshots) {
+                if (snapshots->shape(1) != 3) throw std::invalid_argument("snapshots: [n, 3]");
+                b.state.snapshots = reinterpret_cast<const Snapshot*>(snapshots->data());
+                b.state.num_snapshots = int(snapshots->shape(0));
+              }
+            }
             nb::gil_scoped_release release;
             p.plan->run(b, cache);
           },
           "cache"_a.none(), "positions"_a, "row_starts"_a, "tokens"_a = nb::none(), "block_tables"_a = nb::none(),
           "select"_a = nb::none(), "logits"_a.noconvert() = nb::none(), "taps"_a.noconvert() = nb::none(),
-          "input"_a = nb::none());
+          "input"_a = nb::none(), "state"_a.none() = nb::none(), "slots"_a = nb::none(), "journal"_a = nb::none(),
+          "snapshots"_a = nb::none());
 
   // Floors of design.md section 4. GB/s of the best of a plain and a prefetching read loop; operations per second.
   m.def(

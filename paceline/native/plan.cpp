@@ -43,6 +43,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
     : pool_(std::move(pool)),
       kernels_(kernels),
       quant_kernels_(quant_kernels_for(kernels.name)),
+      delta_kernels_(delta_kernels_for(kernels.name)),
       f32_(f32),
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
@@ -162,6 +163,10 @@ void Plan::add(Op op) {
     case Op::kExperts:
       check_experts(op);
       break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      add_delta(op);
+      break;
   }
   int tiles = -1;
   if (op.kind == Op::kAttention) {
@@ -247,10 +252,12 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
     if (op.kind == Op::kQkvPost || op.kind == Op::kAttention) {
       if (!cache) throw std::invalid_argument("this plan needs a cache");
       if (op.layer < 0 || op.layer >= cache->layers || op.kv_heads != cache->kv_heads ||
-          op.head_dim != cache->head_dim || cache->f32 != f32_)
+          op.head_dim != cache->head_dim ||
+          (cache->type != CacheType::kInt8 && cache->type != (f32_ ? CacheType::kF32 : CacheType::kBF16)))
         throw std::invalid_argument("the cache does not fit the plan");
     }
   }
+  check_delta(b);
   for (const Buffer& buf : buffers_) {
     if (buf.kind == BufferKind::kInput && (!b.input || b.ld_input < size_t(buf.width)))
       throw std::invalid_argument("this plan needs input rows of width " + std::to_string(buf.width));
@@ -317,6 +324,7 @@ void Plan::plan_attention(const Batch& b) {
 
 void Plan::run(const Batch& batch, KVCache* cache) {
   check(batch, cache);
+  if (batch.state.cache) batch.state.cache->begin();
   plan_attention(batch);
   if (!counters_) counters_.reset(new std::atomic<int>[ops_.size() * 2]);
   for (size_t i = 0; i < ops_.size() * 2; ++i) counters_[i].store(0, std::memory_order_relaxed);
@@ -344,6 +352,8 @@ void Plan::run(const Batch& batch, KVCache* cache) {
       if (timed && tid == 0) op_ns_[i] += now_ns() - start;
     }
   });
+  if (const StateBatch& s = batch.state; s.cache)
+    s.cache->passed(s.slots, s.journal, s.starts, s.sequences, s.snapshots, s.num_snapshots);
 }
 
 void Plan::profile(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
@@ -414,7 +424,7 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.act = act_;
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
-      a.cache_f32 = cache->f32;
+      a.cache_type = cache->type;
       const int heads = op.heads + 2 * op.kv_heads;
       // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
       // are more threads than heads
@@ -463,6 +473,10 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       break;
     case Op::kExperts:
       experts(op, b, tid);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      delta(op, b, tid);
       break;
     case Op::kAttention:
       break;
@@ -543,7 +557,7 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.act = act_;
   a.cache = cache->layer(op.layer);
   a.block_bytes = cache->block_bytes();
-  a.cache_f32 = cache->f32;
+  a.cache_type = cache->type;
   a.out = buffers_[op.out].memory->data();
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));

@@ -14,6 +14,13 @@ struct Pairs {
   __m256i lo, hi;
 };
 
+struct I {
+  __m256i lo, hi;
+};
+struct Quads {  // four int8 to a lane, as 16-bit pairs of the even and of the odd ones
+  __m256i even[2], odd[2];
+};
+
 struct S {
   static constexpr int kPanelRows = 2;
   static constexpr int kHalfRows = 5;  // rows of a tile half a panel wide
@@ -89,6 +96,36 @@ struct S {
     return {_mm256_andnot_ps(_mm256_cmp_ps(x.lo, l, _CMP_LT_OQ), r.lo),
             _mm256_andnot_ps(_mm256_cmp_ps(x.hi, l, _CMP_LT_OQ), r.hi)};
   }
+  static void store_int8(int8_t* p, V a) {
+    const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi32(a.hi));
+    const __m256i sorted = _mm256_permute4x64_epi64(both, 0xd8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(sorted), _mm256_extracti128_si256(sorted, 1)));
+  }
+  static V load_int8(const int8_t* p) {
+    const __m128i x = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+  }
+  static I quads_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static Quads load_quads(const uint8_t* p) {
+    Quads r;
+    for (int i = 0; i < 2; ++i) {
+      const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(p + 32 * i)), _mm256_set1_epi8(-128));
+      r.even[i] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
+      r.odd[i] = _mm256_srai_epi16(x, 8);
+    }
+    return r;
+  }
+  static I dot_quads(I acc, const Quads& k, int32_t four) {
+    const __m256i q = _mm256_set1_epi32(four);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
+    const auto dot = [&](__m256i a, int i) {
+      return _mm256_add_epi32(a,
+                              _mm256_add_epi32(_mm256_madd_epi16(k.even[i], even), _mm256_madd_epi16(k.odd[i], odd)));
+    };
+    return {dot(acc.lo, 0), dot(acc.hi, 1)};
+  }
+  static V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
   static float sum8(__m256 x) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     h = _mm_add_ps(h, _mm_movehl_ps(h, h));

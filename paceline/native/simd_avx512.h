@@ -9,6 +9,14 @@ namespace {
 
 using V = __m512;
 using Pairs = __m512i;
+using I = __m512i;
+#ifdef PACELINE_BF16_DOT
+using Quads = __m512i;  // four bytes to a lane, with their offset
+#else
+struct Quads {  // as 16-bit pairs of the even and of the odd ones
+  __m512i even, odd;
+};
+#endif
 
 struct S {
   static constexpr int kPanelRows = 12;
@@ -65,6 +73,29 @@ struct S {
   static V zero_below(V r, V x, float limit) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), r);
   }
+  static void store_int8(int8_t* p, V a) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a)));
+  }
+  static V load_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+  }
+#ifdef PACELINE_BF16_DOT  // every processor with these has byte dot products (isa.cpp)
+  static I quads_start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
+  static Quads load_quads(const uint8_t* p) { return _mm512_loadu_si512(p); }
+  static I dot_quads(I acc, Quads k, int32_t four) { return _mm512_dpbusd_epi32(acc, k, _mm512_set1_epi32(four)); }
+#else
+  static I quads_start(int32_t) { return _mm512_setzero_si512(); }
+  static Quads load_quads(const uint8_t* p) {
+    const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+    return {_mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8), _mm512_srai_epi16(x, 8)};
+  }
+  static I dot_quads(I acc, Quads k, int32_t four) {
+    const __m512i q = _mm512_set1_epi32(four);
+    const __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(q, 8), 8), odd = _mm512_srai_epi16(q, 8);
+    return _mm512_add_epi32(acc, _mm512_add_epi32(_mm512_madd_epi16(k.even, even), _mm512_madd_epi16(k.odd, odd)));
+  }
+#endif
+  static V to_float(I a) { return _mm512_cvtepi32_ps(a); }
   static float sum8(__m256 x) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     h = _mm_add_ps(h, _mm_movehl_ps(h, h));

@@ -12,6 +12,13 @@ struct Pairs {  // sixteen (even k, odd k) bf16 pairs
   uint32_t v[16];
 };
 
+struct I {  // sixteen int32
+  int32_t v[16];
+};
+struct Quads {  // four int8 to a lane
+  int8_t v[64];
+};
+
 #define PL_EACH for (int i = 0; i < 16; ++i)
 
 struct S {
@@ -141,6 +148,32 @@ struct S {
   static V min(const V& a, const V& b) {
     V r;
     PL_EACH r.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+    return r;
+  }
+  static void store_int8(int8_t* p, const V& a) { PL_EACH p[i] = int8_t(a.v[i] == a.v[i] ? int(a.v[i]) : 0); }
+  static V load_int8(const int8_t* p) {
+    V r;
+    PL_EACH r.v[i] = float(p[i]);
+    return r;
+  }
+  // Dot products of bytes that are stored with an offset of 128 with four int8 values, whose sum `quads_start` is told.
+  static I quads_start(int32_t) { return I{}; }
+  static Quads load_quads(const uint8_t* p) {
+    Quads r;
+    for (int i = 0; i < 64; ++i) r.v[i] = int8_t(p[i] ^ 0x80);
+    return r;
+  }
+  static I dot_quads(const I& acc, const Quads& k, int32_t four) {
+    int8_t q[4];
+    memcpy(q, &four, 4);
+    I r;
+    PL_EACH r.v[i] =
+        acc.v[i] + k.v[4 * i] * q[0] + k.v[4 * i + 1] * q[1] + k.v[4 * i + 2] * q[2] + k.v[4 * i + 3] * q[3];
+    return r;
+  }
+  static V to_float(const I& a) {
+    V r;
+    PL_EACH r.v[i] = float(a.v[i]);
     return r;
   }
   static float lane_sum(V x) {

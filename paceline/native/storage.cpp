@@ -26,7 +26,19 @@ float from_bf16(uint16_t h) {
   return x;
 }
 
-size_t key_bytes(int head_dim, bool f32) { return size_t(head_dim) * kKeysPerBlock * (f32 ? 4 : 2); }
+// Bytes of `width` values of every token of a block.
+size_t key_bytes(int width, CacheType type) {
+  return size_t(width) * kKeysPerBlock * (type == CacheType::kF32 ? 4 : type == CacheType::kBF16 ? 2 : 1);
+}
+
+int key_width(int head_dim, CacheType type) { return type == CacheType::kInt8 ? (head_dim + 3) / 4 * 4 : head_dim; }
+int value_width(int head_dim) { return (head_dim + 15) / 16 * 16; }
+
+size_t cache_block_bytes(int head_dim, CacheType type) {
+  const size_t bytes = key_bytes(key_width(head_dim, type), type) + key_bytes(value_width(head_dim), type) +
+                       (type == CacheType::kInt8 ? 2 * kKeysPerBlock * 4 : 0);
+  return (bytes + 63) / 64 * 64;
+}
 
 }  // namespace
 
@@ -130,27 +142,36 @@ void Packed::row_f32(int row, float* out) const {
   }
 }
 
-KVCache::KVCache(int layers_, int kv_heads_, int head_dim_, int blocks_, bool f32_)
+KVCache::KVCache(int layers_, int kv_heads_, int head_dim_, int blocks_, CacheType type_)
     : layers(layers_),
       kv_heads(kv_heads_),
       head_dim(head_dim_),
       blocks(blocks_),
-      f32(f32_),
-      block_bytes_((key_bytes(head_dim_, f32_) + key_bytes((head_dim_ + 15) / 16 * 16, f32_) + 63) / 64 * 64),
+      type(type_),
+      block_bytes_(cache_block_bytes(head_dim_, type_)),
       layer_bytes_(block_bytes_ * size_t(kv_heads_) * size_t(blocks_)),
       region_(layer_bytes_ * size_t(layers_)) {
   if (layers < 1 || kv_heads < 1 || head_dim < 1 || blocks < 1)
     throw std::invalid_argument("a cache needs positive dimensions");
+  if (type == CacheType::kInt8 && head_dim < kMinInt8HeadDim)
+    throw std::invalid_argument("an int8 cache needs heads of 8 values or more");
 }
 
 void KVCache::read(int layer_index, int block, int slot, float* keys, float* values) const {
-  const int width = (head_dim + 15) / 16 * 16;
+  const int width = value_width(head_dim);
   for (int h = 0; h < kv_heads; ++h) {
     const uint8_t* base = layer(layer_index) + (size_t(block) * kv_heads + h) * block_bytes_;
-    const uint8_t* value = base + key_bytes(head_dim, f32);
+    const uint8_t* value = base + key_bytes(key_width(head_dim, type), type);
+    float scale[2] = {1, 1};  // of an int8 key and value
+    if (type == CacheType::kInt8)
+      for (int i = 0; i < 2; ++i)
+        std::memcpy(&scale[i], value + key_bytes(width, type) + size_t(i * kKeysPerBlock + slot) * 4, 4);
     for (int d = 0; d < head_dim; ++d) {
       float k, v;
-      if (f32) {
+      if (type == CacheType::kInt8) {
+        k = scale[0] * float(int(base[(size_t(d / 4) * kKeysPerBlock + slot) * 4 + d % 4]) - 128);
+        v = scale[1] * float(int8_t(value[size_t(slot) * width + d]));
+      } else if (type == CacheType::kF32) {
         std::memcpy(&k, base + (size_t(d) * kKeysPerBlock + slot) * 4, 4);
         std::memcpy(&v, value + (size_t(slot) * width + d) * 4, 4);
       } else {

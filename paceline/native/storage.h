@@ -65,10 +65,10 @@ struct Packed {
   uint8_t* cell(int row, int part) const;
 };
 
-// Keys and values in blocks of 16 tokens: [layers][blocks][kv_heads][keys | values].
+// Keys and values in blocks of 16 tokens: [layers][blocks][kv_heads][keys | values | scales of an int8 cache].
 class KVCache {
  public:
-  KVCache(int layers, int kv_heads, int head_dim, int blocks, bool f32);
+  KVCache(int layers, int kv_heads, int head_dim, int blocks, CacheType type);
   uint8_t* layer(int i) const { return region_.data() + size_t(i) * layer_bytes_; }
   size_t block_bytes() const { return block_bytes_; }
   size_t bytes() const { return region_.bytes(); }
@@ -76,7 +76,7 @@ class KVCache {
   void read(int layer, int block, int slot, float* keys, float* values) const;
 
   const int layers, kv_heads, head_dim, blocks;
-  const bool f32;
+  const CacheType type;
 
  private:
   size_t block_bytes_, layer_bytes_;

@@ -74,7 +74,8 @@ class SpeculativeConfig:
     method: one of METHODS. model: the drafter (path or known name), for all but ngram. num_speculative_tokens: most
     drafts per step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for
     ngram; with another method they ask for both: prompt lookup where it finds something better, else the drafter.
-    quantization: of the drafter's matrices and its rows of the head; None = int8 for a quantised target, else none.
+    quantization: of the drafter's matrices and its rows of the head; None = int8, none beside a target in fp32;
+    for a draft_model what its file holds.
     confidence_threshold: for dspark, verify the drafts before the first one whose confidence is below it.
     """
 

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from paceline.models.target import TargetModel
+from paceline.speculation.cost_table import Costs
 from paceline.speculation.drafting import Drafter
-from paceline.speculation.length import CostTable, DraftLengthPolicy
+from paceline.speculation.length import DraftLengthPolicy
 from paceline.weights.store_files import cache_dir
 
 SAVE_EVERY = 30.0  # seconds
 SAVE_AFTER = 200  # steps: what a shorter run measured is hardly more than its warm-up
 MOST_ROWS = 1 << 16
-FORMAT = 1
+FORMAT = 2
 
 
 class CostFile:
@@ -37,7 +38,7 @@ class CostFile:
         base = os.environ.get("PACELINE_COSTS")
         folder = Path(base) if base else cache_dir() / "costs"
         names = [FORMAT, repr(model.config), model.weight_bytes, model.dtype, model.isa, model.threads, _processor()]
-        names += [model.weight_type]
+        names += [model.weight_type, model.kv_cache_dtype]
         if drafter is not None:
             precision = getattr(getattr(drafter, "drafter", None), "quantization", "none")
             names += [drafter.name, drafter.cache_bytes(1, 1), precision]
@@ -75,7 +76,7 @@ class CostFile:
             part.replace(self.path)
 
 
-def _rounded(table: CostTable) -> dict[int, float]:
+def _rounded(table: Costs) -> dict[int, float]:
     return {rows: float(f"{seconds:.4g}") for rows, seconds in table.medians.items()}
 
 

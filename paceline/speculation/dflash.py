@@ -57,6 +57,7 @@ class DFlashProposer:
         self.drafter = drafter
         self.max_drafts = max_drafts
         self.trained_drafts = drafter.config.max_drafts
+        self.context_rows = 0  # written by the last `propose`
         self.taps = drafter.config.target_layer_ids
         self.sampler = sampler
         self.window = 0
@@ -103,7 +104,7 @@ class DFlashProposer:
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
         """A block [anchor, mask, ...] per sequence with limits[i] = k > 0; shorter blocks are fewer masks."""
         chosen = [(s, limit) for s, limit in zip(sequences, limits, strict=True) if limit > 0]
-        self._write_context([s for s, _ in chosen])
+        self.context_rows = self._write_context([s for s, _ in chosen])
         drawn = self._draw(self._run([s for s, _ in chosen], [limit for _, limit in chosen]))
         drafts = iter(drawn.drafts)
         confidence = None
@@ -171,14 +172,15 @@ class DFlashProposer:
             if kept:
                 kept[-1] = taps.copy()  # the buffer belongs to the engine's next pass
 
-    def _write_context(self, sequences: Sequence[SequenceView]) -> None:
-        """Write the drafter's keys and values of rows that wait, in passes of at most max_rows."""
+    def _write_context(self, sequences: Sequence[SequenceView]) -> int:
+        """Write the drafter's keys and values of rows that wait, in passes of at most max_rows. Returns how many."""
         batch: list[tuple[SequenceView, int, np.ndarray]] = []
-        rows, most = 0, self.drafter.max_rows
+        rows, most, total = 0, self.drafter.max_rows, 0
         for sequence in sequences:
             pending = self._pending.get(sequence.request_id)
             if pending is None or not pending.rows:
                 continue
+            total += pending.rows
             taps = pending.taps[0] if len(pending.taps) == 1 else np.concatenate(pending.taps)
             while len(taps):
                 part = taps[: most - rows]
@@ -193,6 +195,7 @@ class DFlashProposer:
             pending.taps.clear()
         if batch:
             self._add_context(batch)
+        return total
 
     def _add_context(self, batch: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
         positions: list[int] = []

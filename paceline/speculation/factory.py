@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.dtypes import DEFAULT_QUANTIZATION
 from paceline.errors import ConfigError
 from paceline.models.config import DecoderConfig
-from paceline.models.target import TargetModel
+from paceline.models.target import TargetModel, read_config
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.dflash import DFlashProposer
@@ -19,6 +20,7 @@ from paceline.speculation.hybrid import HybridProposer
 from paceline.speculation.ngram import NgramProposer
 from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint
+from paceline.weights.quantise import check_quantization
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +104,15 @@ def _draft_model(
             f"drafter; set the method to {family!r}"
         )
     check_vocabulary(checkpoint, target)
+    if read_config(checkpoint).model_type.startswith("qwen3_5"):
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: a model with recurrent layers cannot be a draft "
+            "model in this version; use one with attention layers only, or a block drafter"
+        )
     model = TargetModel(
         checkpoint,
         dtype=target.dtype,
+        quantization=check_quantization(parsed.quantization or DEFAULT_QUANTIZATION),
         threads=target.threads,
         isa=target.isa,
         max_rows=target.max_rows,

@@ -7,17 +7,14 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
-import statistics
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
-WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
-REFIT_AFTER = 16  # observations
+from paceline.speculation.cost_table import CostCurve, Costs, Pace
+
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
@@ -25,105 +22,12 @@ PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting 
 PROBE_SHARE = 0.01  # of the time goes to such probes
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
+FOLLOW_SHARE = 0.06  # of a step: what it takes that a drafter follows, which drafts have to earn on average
+UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, for a drafter to follow all the same
+GAIN_STEPS = 32.0  # over which that is averaged
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
+MOST_PATIENCE = 32  # times as long, if it was in vain before
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
-
-
-class CostTable:
-    """Seconds of a step over the rows of its pass.
-
-    Until measured, sizes are interpolated between measured ones and extended from the nearest along a floor: reading
-    the weights takes as long as the arithmetic of `knee` rows, so up to there a row costs next to nothing, and beyond
-    it each costs 1 / knee of a one-row pass. Measured sizes are smoothed so that more rows never take less time: a few
-    passes that were disturbed do not mislead.
-    """
-
-    def __init__(self, knee: float = 16.0, slope: float = 1 / 64) -> None:
-        self.knee = knee
-        self.slope = slope
-        self._seen: dict[int, deque[float]] = {}
-        self._median: dict[int, float] = {}
-        self._sizes: list[int] = []  # of _median, in order
-        self._fitted: list[float] = []  # seconds of _sizes, made to rise with them
-        self._stale = 0  # changes since
-        self.changes = 0
-
-    def observe(self, rows: int, seconds: float) -> None:
-        """A step with this many rows took so long. The first of a size does not count: it touches memory first."""
-        times = self._seen.get(rows)
-        if times is None:
-            self._seen[rows] = deque(maxlen=WINDOW)
-            return
-        times.append(seconds)
-        self._set(rows, statistics.median_low(times))
-
-    def preset(self, medians: Mapping[int, float]) -> None:
-        """Start from what an earlier run measured; what is observed replaces it."""
-        for rows, seconds in medians.items():
-            self._seen.setdefault(rows, deque(maxlen=WINDOW)).append(seconds)
-            self._set(rows, seconds)
-
-    def _set(self, rows: int, seconds: float) -> None:
-        if rows not in self._median:
-            insort(self._sizes, rows)
-            self._fitted = []
-        self._median[rows] = seconds
-        self._stale += 1
-        self.changes += 1
-
-    def _fit(self) -> list[float]:
-        """Seconds per size such that more rows never take less: sizes that were seen often count for more."""
-        if not self._fitted or self._stale >= REFIT_AFTER:
-            weights = [len(self._seen[rows]) for rows in self._sizes]
-            self._fitted = rising([self._median[rows] for rows in self._sizes], weights)
-            self._stale = 0
-        return self._fitted
-
-    @property
-    def known(self) -> bool:
-        return bool(self._median)
-
-    @property
-    def medians(self) -> dict[int, float]:
-        """Rows -> seconds, of what was measured."""
-        return {rows: self._median[rows] for rows in self._sizes}
-
-    @property
-    def row_seconds(self) -> float:
-        """What a row costs in a pass of many, which computes rather than waits for memory."""
-        largest = self._sizes[-1] if self._sizes else 1
-        return max(self.seconds(1) / self.knee, self.seconds(largest) / largest if largest > self.knee else 0.0)
-
-    def _floor(self, rows: float) -> float:
-        """In passes of one row."""
-        return (1.0 + self.slope * (rows - 1)) * max(1.0, rows / self.knee)
-
-    def seconds(self, rows: int) -> float:
-        """Expected seconds of a step of `rows` rows; in passes of one row as long as nothing was measured."""
-        if not self._sizes:
-            return self._floor(rows)
-        fitted, at = self._fit(), bisect_left(self._sizes, rows)
-        if at < len(self._sizes) and self._sizes[at] == rows:
-            return fitted[at]
-        if 0 < at < len(self._sizes):
-            low, high = self._sizes[at - 1], self._sizes[at]
-            share = (rows - low) / (high - low)
-            return fitted[at - 1] * (1 - share) + fitted[at] * share
-        near = 0 if at == 0 else -1
-        return fitted[near] * self._floor(rows) / self._floor(self._sizes[near])
-
-
-def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """The non-decreasing sequence nearest to `values` in weighted squares (pool adjacent violators)."""
-    pools: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values, weights, strict=True):
-        mean, total, length = value, float(weight), 1
-        while pools and pools[-1][0] >= mean:
-            before, his, count = pools.pop()
-            mean = (before * his + mean * total) / (his + total)
-            total, length = total + his, length + count
-        pools.append((mean, total, length))
-    return [mean for mean, _, length in pools for _ in range(length)]
 
 
 @dataclass(slots=True)
@@ -180,9 +84,10 @@ class Acceptance:
 
 
 def best_lengths(
-    survivals: Sequence[Sequence[float]], verify: CostTable, draft: Callable[[int], float], other_rows: int = 0
-) -> list[int]:
-    """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step.
+    survivals: Sequence[Sequence[float]], verify: Costs, draft: Callable[[int], float], other_rows: int = 0
+) -> tuple[list[int], float]:
+    """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step, and how
+    many times those of a plain step that is.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
     be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
@@ -192,7 +97,8 @@ def best_lengths(
     """
     rows = len(survivals) + other_rows
     order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))
-    best, best_rate = 0, rows / verify.seconds(rows)
+    plain = rows / verify.seconds(rows)
+    best, best_rate = 0, plain
     expected = float(rows)
     for n, (negative, _, _) in enumerate(order, 1):
         expected -= negative
@@ -202,11 +108,11 @@ def best_lengths(
     lengths = [0] * len(survivals)
     for _, i, _ in order[:best]:
         lengths[i] += 1
-    return lengths
+    return lengths, best_rate / plain
 
 
 def verified_lengths(
-    chances: Sequence[Sequence[float]], verify: CostTable, draft_seconds: float, other_rows: int = 0
+    chances: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0
 ) -> list[int]:
     """How many of the drafts of each request to verify, now that they are made and their chances known.
 
@@ -234,12 +140,14 @@ class DraftLengthPolicy:
 
     Requests whose drafts do not pay are probed now and then, all of them in one step, when the time that plain steps
     have taken since has earned the cost of it. Where drafts would not pay even if they were much better than so far
-    (many requests at once), there are no probes, and after a while `worthwhile` says that a drafter need not follow.
+    (many requests at once), there are no probes, and after a while `worthwhile` says that a drafter need not follow. It
+    need not either where drafts bring less than following costs and could not bring much more.
     """
 
     def __init__(self) -> None:
-        self.verify = CostTable()
-        self.draft = CostTable()
+        pace = Pace()
+        self.verify: Costs = CostCurve(pace, leads=True)
+        self.draft: Costs = CostCurve(pace)
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
@@ -248,6 +156,8 @@ class DraftLengthPolicy:
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
         self._credit = 0.0  # seconds that may be spent on probes
         self._hopeless = 0  # steps in a row
+        self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
+        self._patience = 1
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
 
@@ -264,7 +174,7 @@ class DraftLengthPolicy:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
         showed on average; 0 where it would not pay. A token more is worth what a token of such a step takes."""
         survival = self.overall.survival(limit)
-        (length,) = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
+        (length,), _ = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
         if not length:
             return 0.0
         plain, more = self.verify.seconds(rows), sum(survival[:length])
@@ -277,7 +187,11 @@ class DraftLengthPolicy:
             for r, limit in zip(requests, limits, strict=True)
         ]
         draft = partial(self._draft_seconds, len(requests))
-        lengths = best_lengths(survivals, self.verify, draft, rows - len(requests))
+        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests))
+        self._gain += (gain - self._gain) / GAIN_STEPS
+        if self._gain < 1.0 + FOLLOW_SHARE and self._hope(limits, rows)[1] < 1.0 + UPSIDE:
+            self._rest(rows)
+            return [0] * len(requests)
         idle = [i for i, limit in enumerate(limits) if limit and not lengths[i]]
         if idle:
             self._probe(idle, limits, lengths, rows)
@@ -293,8 +207,9 @@ class DraftLengthPolicy:
             return self.draft.seconds(min(requests, tokens) + tokens)
         return DRAFT_SHARE * self.verify.seconds(1)
 
-    def _hope(self, limits: Sequence[int], rows: int) -> list[int]:
-        """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better."""
+    def _hope(self, limits: Sequence[int], rows: int) -> tuple[list[int], float]:
+        """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better, and how
+        much faster than plain steps they would be."""
         kept = 1.0 - HOPE * (1.0 - self.overall.survival(1)[0])
         survivals = [[kept ** (j + 1) for j in range(min(PROBE_DRAFTS, limit))] for limit in limits]
         return best_lengths(survivals, self.verify, partial(self._draft_seconds, len(limits)), rows - len(limits))
@@ -304,7 +219,7 @@ class DraftLengthPolicy:
         rows += sum(lengths)
         now = self.verify.seconds(rows) + (self._draft_seconds(len(lengths), sum(lengths)) if any(lengths) else 0.0)
         self._credit = min(self._credit + PROBE_SHARE * now, now)
-        hope = self._hope([limits[i] for i in idle], rows)
+        hope, _ = self._hope([limits[i] for i in idle], rows)
         if not any(hope):
             self._lose_hope(rows, any(lengths))
             return
@@ -319,20 +234,27 @@ class DraftLengthPolicy:
     def _lose_hope(self, rows: int, some_draft: bool) -> None:
         self._hopeless = 0 if some_draft else self._hopeless + 1
         if self._hopeless >= GIVE_UP_AFTER:
-            self.worthwhile = False
-            self._given_up_at, self._idle = rows, 0
+            self._rest(rows)
+
+    def _rest(self, rows: int) -> None:
+        self._patience = min(2 * self._patience, MOST_PATIENCE) if rows == self._given_up_at else 1
+        self.worthwhile = False
+        self._given_up_at, self._idle = rows, 0
 
     def reconsider(self, rows: int) -> None:
         """Once for each step of `rows` rows while drafts are not worthwhile: they may be again, when less runs or what
         was known of them is old."""
         self._idle += 1
+        fewer = rows <= 0.75 * self._given_up_at
         look = self._idle % LOOK_AGAIN_EVERY == 0
-        if not look and rows > 0.75 * self._given_up_at:
-            return
         if look:
             self.overall.fade(FADE)
-        if any(self._hope([PROBE_DRAFTS] * rows, rows)):
-            self.worthwhile, self._hopeless = True, 0
+        if not look and not fewer:
+            return
+        _, gain = self._hope([PROBE_DRAFTS] * rows, rows)
+        long = fewer or self._idle >= self._patience * LOOK_AGAIN_EVERY
+        if gain >= 1.0 + UPSIDE or (gain > 1.0 and long):
+            self.worthwhile, self._hopeless, self._gain = True, 0, 1.0 + UPSIDE
 
     def trim(
         self,

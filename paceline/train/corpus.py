@@ -53,7 +53,8 @@ def answer_prompts(
     from paceline.llm import LLM
 
     wanted = read_prompts(prompts)[:limit]
-    llm = LLM(model, dtype=dtype, speculative_config=None, max_num_seqs=64)  # type: ignore[arg-type]
+    # in the precision that training sees, also of a quantised file
+    llm = LLM(model, dtype=dtype, quantization="none", speculative_config=None, max_num_seqs=64)  # type: ignore[arg-type]
     made = regenerate(
         llm,
         llm.tokenizer,

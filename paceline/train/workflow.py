@@ -50,7 +50,9 @@ def feature_source(
         return TorchFeatures(load_target(checkpoint, pick_dtype(dtype), device), batch_tokens)
     from paceline.models.target import TargetModel
 
-    return EngineFeatures(TargetModel(checkpoint, dtype=dtype, threads=threads, max_rows=batch_tokens))
+    return EngineFeatures(
+        TargetModel(checkpoint, dtype=dtype, quantization="none", threads=threads, max_rows=batch_tokens)
+    )
 
 
 def extract_features(

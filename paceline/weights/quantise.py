@@ -12,19 +12,17 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from paceline import _native
+from paceline.dtypes import QUANTIZATIONS, Quantization
 from paceline.errors import CheckpointError, ConfigError
 from paceline.weights.checkpoint import Checkpoint
 from paceline.weights.dequant import dequantize
 
 log = logging.getLogger(__name__)
-
-Quantization = Literal["none", "auto", "int8", "int8_channel", "int4"]
-QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 
 Quant = _native.Quant
 # How files name the formats that need no conversion; I8_CHANNEL is this package's own.

@@ -15,7 +15,7 @@ from paceline.bench.datasets import BenchPrompt
 from paceline.bench.local import LocalBackend
 from paceline.cli import options as opt
 from paceline.sampling_params import SamplingParams
-from paceline.speculation.length import CostTable
+from paceline.speculation.cost_table import CostTable
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40)
 

@@ -81,4 +81,6 @@ def test_bench_kernels_measures_every_row_count():
 def test_info_of_the_real_model():
     facts = json.loads(paceline("info", "smollm2-135m", "--json"))
     assert (facts["num_layers"], facts["vocab_size"], facts["parameters"]) == (30, 49152, 134_515_008)
-    assert facts["engine"]["weights_bytes"] > 2.6e8
+    assert facts["engine"]["weight_type"] == "int4" and 9e7 < facts["engine"]["weights_bytes"] < 1e8
+    facts = json.loads(paceline("info", "smollm2-135m", "--quantization", "none", "--json"))
+    assert facts["engine"]["weight_type"] == "bfloat16" and facts["engine"]["weights_bytes"] > 2.6e8

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
+from paceline.weights.quantised_writer import quantise_model
 
 from .harness import assert_idle, assert_same, assert_stats, watched
 
@@ -35,6 +36,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_drafter(tmp_path_factory.mktemp("drafter"), TARGET, Draft(taps=(0, 2)))
     save_file({"head_rows": np.arange(0, 90, 2, dtype=np.int32)}, str(folder / "head_rows.safetensors"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quantised(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantised") / "int4"
+    quantise_model(target, folder, "int4")
     return folder
 
 
@@ -67,11 +75,11 @@ def test_text_is_that_of_plain_decoding(target, drafter, isa, quantization):
 @pytest.mark.parametrize("of_target", ["none", "int8", "int4"])
 @pytest.mark.parametrize("of_drafter", [None, "none", "int8", "int8_channel", "int4"])
 def test_any_drafter_beside_any_target(target, drafter, of_target, of_drafter):
-    """The drafter's precision changes drafts, never text; its default follows the target."""
+    """The drafter's precision changes drafts, never text."""
     plain = open_llm(target, None, of_target)
     config = {"method": "dflash", "model": str(drafter), "quantization": of_drafter}
     llm = open_llm(target, config, of_target)
-    assert llm._drafter.drafter.quantization == (of_drafter or ("none" if of_target == "none" else "int8"))
+    assert llm._drafter.drafter.quantization == (of_drafter or "int8")
     drafted = 0
     for prompt, params in zip(prompts(), PARAMS, strict=True):
         got = llm.generate(prompt, params, num_speculative_tokens=5)[0]
@@ -108,11 +116,44 @@ def test_logits_stay_near_bf16(target):
         assert 0 < np.linalg.norm(got - exact) < limit * size, quantization
 
 
-def test_auto_leaves_unquantised_files_alone(target):
-    a, b = open_llm(target, None, "auto"), open_llm(target, None, "none")
+def test_the_default_leaves_unquantised_files_alone(target):
+    a, b = watched(LLM(target, threads=1, speculative_config=None)), open_llm(target, None, "none")
+    assert a.info()["quantization"] == "auto"
     assert a.info()["weight_type"] == "bfloat16" and a.model.weight_bytes <= b.model.weight_bytes
     tokens = prompts()[0]
     assert (a.model.logits(tokens)[0] == b.model.logits(tokens)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "want"),
+    [
+        ("auto", None, "int4"),
+        ("bfloat16", None, "int4"),
+        ("float32", None, "float32"),
+        ("auto", "none", "bfloat16"),
+        ("float32", "auto", "float32"),
+        ("float32", "int8", "int8"),
+    ],
+)
+def test_what_a_quantised_file_runs_as(quantised, drafter, dtype, quantization, want):
+    """By default as the file holds it; in fp32, which is for comparisons, its exact values."""
+    options = {} if quantization is None else {"quantization": quantization}
+    config = {"method": "dflash", "model": str(drafter)}
+    llm = watched(LLM(quantised, threads=1, dtype=dtype, speculative_config=config, **options))
+    assert llm.info()["weight_type"] == want
+    assert llm._drafter.drafter.quantization == ("none" if dtype == "float32" else "int8")
+    out = llm.generate(prompts()[0], PARAMS[0], num_speculative_tokens=4)[0]
+    assert_same(out, llm.generate(prompts()[0], PARAMS[0], speculation=False)[0], (dtype, quantization))
+
+
+def test_a_draft_model_runs_as_its_file_holds_it(target, quantised):
+    for asked, want in ((None, "int4"), ("none", "bfloat16"), ("int8", "int8")):
+        config = {"method": "draft_model", "model": str(quantised), "quantization": asked}
+        llm = open_llm(target, config, "auto")
+        assert llm._drafter.model.weight_type == want
+        out = llm.generate(prompts()[0], PARAMS[0], num_speculative_tokens=4)[0]
+        assert_same(out, llm.generate(prompts()[0], PARAMS[0], speculation=False)[0], asked)
+        assert out.metrics.spec_decode.num_draft_tokens > 0
 
 
 def test_what_converting_costs_is_said(target, caplog):

@@ -82,12 +82,13 @@ class FakeLLM:
         )
         self.most_streams = 0
         self.cache_resets = 0
-        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, weight_type="bfloat16", threads=2)
+        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, quantised=False, threads=2)
 
     def info(self) -> dict[str, Any]:
         return {
             "dtype": "bfloat16",
             "weight_type": "bfloat16",
+            "kv_cache_dtype": "bfloat16",
             "isa": "avx512",
             "threads": 2,
             "max_model_len": self.context,

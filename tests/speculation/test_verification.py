@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculation.length import Acceptance, CostTable, DraftLengthPolicy, verified_lengths
+from paceline.speculation.cost_table import CostTable
+from paceline.speculation.length import Acceptance, DraftLengthPolicy, verified_lengths
 
 
 def table(times: dict[int, float]) -> CostTable:
