@@ -249,12 +249,12 @@ class Network:
     ) -> None:
         """out += the experts that `router` chooses for each row of norm(source)."""
         self.plan.experts(self[source], self[router], self[out], list(gate_up), list(down), **o)
+
     def short_conv(self, source: str, rows: str, **options: Any) -> None:
         self.plan.short_conv(self[source], self[rows], **options)
 
     def delta_rule(self, source: str, rows: str, out: str, **options: Any) -> None:
         self.plan.delta_rule(self[source], self[rows], self[out], **options)
-
 
     def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
         self.plan.copy(self[source], self[out], width, offset)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from models.families import ASSISTANT, CONFIGS, WINDOW, text, write_assistant, write_family
+from models.hybrid import HybridShape, write_hybrid
+from models.hybrid import config_of as hybrid_config
 from models.relatives import Spark, Walk, write_spark, write_walk
 from models.tiny import Draft, Shape, write_drafter, write_target
 
@@ -35,16 +37,20 @@ def prompts(vocab: int, *lengths: int) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {
+    out = {
         name: write_family(tmp_path_factory.mktemp("family"), c, sharp=2.0, tokenizer=True)
         for name, c in CONFIGS.items()
     }
+    return out | {"qwen3_5": write_hybrid(tmp_path_factory.mktemp("family"), HYBRID, tokenizer=True)}
+
+
+HYBRID = HybridShape()
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        *((name, {}) for name in CONFIGS),
+        *((name, {}) for name in (*CONFIGS, "qwen3_5")),
         ("qwen3_moe", {"quantization": "int8"}),
         ("gemma3", {"quantization": "int4"}),
         ("qwen3_moe", {"dtype": "float32", "threads": 2}),
@@ -52,7 +58,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 )
 def test_text_is_that_of_plain_decoding(folders, tmp_path, name, options):
     """Greedy and sampled; prompts of 1, 2 and 8 windows, in chunks, beside each other, from the prefix cache."""
-    c = text(CONFIGS[name])
+    c = hybrid_config(HYBRID) if name == "qwen3_5" else text(CONFIGS[name])
     batch = prompts(c["vocab_size"], WINDOW, 2 * WINDOW + 5, 8 * WINDOW)
     plain = open_llm(folders[name], None, **options)
     want = [plain.generate(p, q)[0] for p, q in zip(batch, PARAMS, strict=True)]
