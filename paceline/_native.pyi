@@ -113,6 +113,7 @@ class KVCache:
         keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
         values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
     ) -> None: ...
+    def copy_rows(self, source: int, to: int, slot: int, count: int) -> None: ...
 
 class StateCache:
     """
@@ -332,6 +333,10 @@ class Plan:
         journal: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
         snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+        mirrors: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+        copies: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
     ) -> None:
         """
@@ -587,4 +592,29 @@ def draft_step(
     The next draft of each sequence (target ids). logits: float32 [sequences, columns], seeing drafts[i] behind the
     committed tokens. probs: float32 like logits, to be filled with the distributions drawn from with the drafter's
     own noise; None: drawn with the target's.
+    """
+
+def draft_candidates(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    counts: Sequence[int],
+    top: int,
+    id_map: IdMap | None = None,
+) -> tuple[NDArray[numpy.int32], NDArray[numpy.float32]]:
+    """
+    The best tokens of each slot of a block, with the target's noise: (ids int32 [rows, top], log-chances float32
+    [rows, top]), best first. State i owns counts[i] rows; the first token of a row is the one that draft_rows draws
+    there. Where a row permits fewer, id -1 with log-chance -inf.
+    """
+
+def walk_rows(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    drafts: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+) -> list[tuple[list[int], list[int]]]:
+    """
+    Follows the target's draws down trees of drafts. State i owns len(drafts[i]) + 1 rows; row j + 1 is draft j, whose
+    parent is row parents[i][j] <= j. Per state: (rows visited, from 0 on; the token drawn in each). The draw of a row
+    sees the drafts on the way to it, with the bits of sample_rows.
     """

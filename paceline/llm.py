@@ -277,6 +277,7 @@ class LLM:
                     ids, end = result.token_ids, sequence.finish_reason
                     delta = StreamDelta(sequence.choice, result.text, ids, result.accepted, end)
                     delta.stop_reason = sequence.stopper.stop_reason
+                    delta.passes = [(result.num_drafts, result.num_accepted)]
                     if sequence.params.logprobs is not None:
                         delta.logprobs = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
                     request.deltas.append(delta)

@@ -65,9 +65,9 @@ def longest_survival(rows: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def prediction_rows(rows: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> list[dict[str, Any]]:
-    """Measured and predicted speed-up per set and draft length at concurrency 1, for an engine in this process."""
+    """Measured and predicted speed-up per set and draft length at concurrency 1, for arms of one local engine."""
     local = next((arm.backend for arm in arms if isinstance(arm.backend, LocalBackend)), None)
-    if local is None:
+    if local is None or any(arm.backend is not local for arm in arms):
         return []
     costs = measured_costs(local)
     if not costs.verify.known:
@@ -83,3 +83,42 @@ def prediction_rows(rows: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> l
             predicted = predicted_speedup(survival, length, costs, share=share)
             found.append({"dataset": name, "k": length, "predicted": predicted, "measured": measured.get(length)})
     return found
+
+
+def choice_rows(predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per set: the length that the model would choose among those that were measured, and its measured speed as a share
+    of the fastest one's. predictions: from `prediction_rows`. predicted_any_k: its choice among all lengths."""
+    found = []
+    for name in dict.fromkeys(row["dataset"] for row in predictions):
+        mine = [row for row in predictions if row["dataset"] == name]
+        measured = [row for row in mine if row["measured"] is not None]
+        if not any(row["k"] for row in measured):
+            continue
+        chosen, best = _largest(measured, "predicted"), _largest(measured, "measured")
+        found.append(
+            {
+                "dataset": name,
+                "predicted_k": chosen["k"],
+                "predicted": chosen["predicted"],
+                "measured": chosen["measured"],
+                "best_k": best["k"],
+                "best_measured": best["measured"],
+                "share_of_best": chosen["measured"] / best["measured"],
+                "predicted_any_k": _largest(mine, "predicted")["k"],
+            }
+        )
+    return found
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], key: str) -> Mapping[str, Any]:
+    """Of equals the shortest."""
+    return max(rows, key=lambda row: (row[key], -row["k"]))
+
+
+def choice_lines(choices: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For a terminal, a line per set."""
+    return [
+        f"{row['dataset']}: the cost model would choose k = {row['predicted_k']} ({row['measured']:.2f}x measured), "
+        f"the fastest was k = {row['best_k']} ({row['best_measured']:.2f}x): {row['share_of_best']:.2f} of it"
+        for row in choices
+    ]

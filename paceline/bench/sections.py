@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from paceline.bench import charts
+from paceline.bench.costmodel import choice_rows
 from paceline.bench.report import arm_label, warning_lines
 
 MEAN = "mean"
@@ -36,6 +37,7 @@ class Study:
             "results": self.rows,
             "rounds": self.rounds,
             "predictions": self.predictions,
+            "choices": choice_rows(self.predictions),
         }
 
 
@@ -60,6 +62,7 @@ def sections(study: Study) -> list[Section]:
         _accepted,
         _rounds,
         _lengths,
+        _choices,
         _warnings,
     )
     return [section for make in makers if (section := make(study)) is not None]
@@ -345,6 +348,31 @@ def _lengths(study: Study) -> Section | None:
         ["set", "k", "measured", "predicted"],
         table,
         charts.lines(lengths, series, unit="x plain", x_label="draft length", line=1.0, dashed=dashed),
+    )
+
+
+def _choices(study: Study) -> Section | None:
+    choices = choice_rows(study.predictions)
+    if not choices:
+        return None
+    table = [
+        [
+            _short(row["dataset"]),
+            str(row["predicted_k"]),
+            f"{row['measured']:.2f}",
+            str(row["best_k"]),
+            f"{row['best_measured']:.2f}",
+            f"{row['share_of_best']:.2f}",
+            str(row["predicted_any_k"]),
+        ]
+        for row in choices
+    ]
+    return Section(
+        "What the cost model would choose",
+        "Of the lengths that were measured, the one with the best prediction; its measured speed against that of the "
+        "fastest. The last column is its choice among all lengths.",
+        ["set", "predicted best k", "its speed-up", "fastest k", "its speed-up", "share of the fastest", "of all k"],
+        table,
     )
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click.core import ParameterSource
 
 from paceline.cli import options as opt
+from paceline.cli.accuracy import accuracy
 from paceline.cli.arms import (
     Opened,
     Plan,
@@ -30,6 +30,7 @@ bench_app = typer.Typer(
 )
 
 ARMS_PANEL = "What is compared"
+REPEATS = 3
 DEFAULT_SEQS = 32  # requests that an engine takes at once unless told otherwise
 
 OutputOption = Annotated[
@@ -106,9 +107,15 @@ def bench(
         ),
     ] = None,
     repeats: Annotated[
-        int,
-        typer.Option("--repeats", min=1, metavar="N", help="Runs of everything; medians are shown, with their spread."),
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--repeats",
+            min=1,
+            metavar="N",
+            help="Runs of everything; medians are shown, with their spread. Default: 3; 2 above concurrency 1 in the "
+            "default grid.",
+        ),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="All draft lengths at concurrency 1,2,4,8,16,32. Takes long.")
     ] = False,
@@ -225,13 +232,13 @@ def bench(
     )
     specs = [parse_arm(text, engine) for text in arm or ()]
     survival = parse_survival(synthetic_acceptance)
-    if random_weights and (base_url or specs or context.get_parameter_source("dataset") is ParameterSource.COMMANDLINE):
+    if random_weights and (base_url or specs or opt.given(context, "dataset")):
         raise typer.BadParameter(
             "has prompts of its own and no server; drop --dataset, --base-url and --arm", param_hint="--random-weights"
         )
     if specs and (base_url or num_speculative_tokens is not None or full):
         raise typer.BadParameter("names its arms itself; drop -k, --base-url and --full, or --arm", param_hint="--arm")
-    from paceline.bench import documents, figures, grid, report
+    from paceline.bench import costmodel, documents, figures, grid, report
     from paceline.bench.datasets import UnknownDatasetError, load_dataset
     from paceline.cli.engine import note
     from paceline.cli.progress import step_progress
@@ -257,13 +264,21 @@ def bench(
     elif specs:
         opened = open_specs(specs)
     elif base_url:
-        named = context.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        named = opt.given(context, "model")
         lengths = None if num_speculative_tokens is None and not full else plan.lengths
         opened = open_servers(base_url, model if named else None, lengths)
     else:
         opened = open_lengths(engine, plan.lengths)
     best_only = plan.best_only and any(a.length == 0 for a in opened.arms)
-    stages = (grid.default_grid if best_only else grid.cross)(opened.arms, plan.concurrency)
+    later = grid.GRID_REPEATS if repeats is None else repeats
+    repeats = repeats or REPEATS
+    stages = (
+        grid.default_grid(opened.arms, plan.concurrency, later)
+        if best_only
+        else grid.cross(opened.arms, plan.concurrency)
+    )
+    for line in grid.time_plan(stages, sets, repeats, output_len):
+        print(line, file=sys.stderr)
     rows: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
     with step_progress("Measuring", grid.total_steps(stages, sets, repeats)) as advance:
@@ -278,27 +293,29 @@ def bench(
         from paceline.bench.study import make_study
 
         with note("Timing the parts of a round ..."):
-            settings = _settings(sum(map(len, sets.values())), output_len, temperature, repeats)
+            counts = grid.repeats_line(stages, repeats)
+            settings = _settings(sum(map(len, sets.values())), output_len, temperature, counts)
             study = make_study(opened.arms, opened.lines, rows, sets, params, settings, price, bool(random_weights))
         for path in report_files:
             documents.write_report(path, study)
     if as_json:
         print(json.dumps(rows))
     else:
+        choices = costmodel.choice_rows(costmodel.prediction_rows(rows, opened.arms))
         print(*opened.lines, sep="\n")
         _print_table(report.result_table(rows))
-        for line in report.choice_lines(rows):
+        for line in (*report.choice_lines(rows), *costmodel.choice_lines(choices)):
             print(line)
     for line in report.warning_lines(rows):
         print(f"Warning: {line}", file=sys.stderr)
     _fail_on(rows, opened)
 
 
-def _settings(prompts: int, output_len: int, temperature: float, repeats: int) -> str:
+def _settings(prompts: int, output_len: int, temperature: float, repeats: str) -> str:
     drawn = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     return (
         f"{opt.count(prompts, 'prompt')}, at most {opt.count(output_len, 'token')} an answer, {drawn}, "
-        f"{opt.count(repeats, 'repeat')}, arms interleaved"
+        f"{repeats}, arms interleaved"
     )
 
 
@@ -366,6 +383,9 @@ def kernels(
         _print_table(bench_kernels.kernel_table(result))
 
 
+bench_app.command()(accuracy)
+
+
 def _print_table(table: Any) -> None:
     from rich.console import Console
 
@@ -375,8 +395,7 @@ def _print_table(table: Any) -> None:
 def _refuse_own_options(context: typer.Context) -> None:
     """`paceline bench --model m kernels` would ignore `--model` silently: say where it belongs."""
     for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if opt.given(context, name):
             option = "--" + name.removeprefix("as_").replace("_", "-")
             raise typer.BadParameter(
                 f"write it after `{context.invoked_subcommand}`, where it is understood", param_hint=option

@@ -343,3 +343,9 @@ def terminal_width(default: int = 80) -> int:
         return os.get_terminal_size(1).columns
     except OSError:
         return default
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter was written on the command line. By name: typer's own copy of click has its own enum."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

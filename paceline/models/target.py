@@ -108,8 +108,7 @@ class TargetModel:
         self.config = config.within(max_model_len or config.max_position_embeddings)
         self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
-        size = qwen3_5.weight_bytes if isinstance(self.config, HybridConfig) else weight_bytes
-        capacity = size(self.config, f32=self.f32, quantised=quantised)  # type: ignore[arg-type]
+        capacity = _size(self.config, f32=self.f32, quantised=quantised)
         self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
         if self.weight_bytes > available:
@@ -255,6 +254,22 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         )
     check_fields(config, getattr(module, "FIELDS", ()), str(checkpoint.path))
     return module.read_config(config)
+
+
+def _size(config: DecoderConfig, *, f32: bool, quantised: bool = False) -> int:
+    if isinstance(config, HybridConfig):
+        return qwen3_5.weight_bytes(config, f32=f32, quantised=quantised)
+    return weight_bytes(config, f32=f32, quantised=quantised)
+
+
+def planned_bytes(checkpoint: Checkpoint, dtype: str, quantization: str) -> int:
+    """Bytes of all packed matrices, before any is read. Raises ConfigError."""
+    checkpoint = decoder_view(checkpoint)
+    stored = resolve_dtype(dtype)
+    resolved = resolve_quantization(quantization, stored)
+    if resolved != "none":
+        return expected_bytes(checkpoint, resolved)
+    return _size(read_config(checkpoint), f32=stored == "float32")
 
 
 def load_model(path: str | Path, **options: Any) -> TargetModel:

@@ -24,6 +24,7 @@ void register_delta(nb::module_& m);
 void register_markov_head(nb::module_& m);
 void register_candidate_selector(nb::module_& m);
 void register_draft_step(nb::module_& m);
+void register_draft_tree(nb::module_& m);
 
 namespace {
 
@@ -144,7 +145,16 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("read: outside the cache");
             c.read(layer, block, slot, keys.data(), values.data());
           },
-          "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert());
+          "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def(
+          "copy_rows",
+          [](KVCache& c, int from, int to, int slot, int count) {
+            c.check_copy(from, to, slot, count);
+            nb::gil_scoped_release release;
+            for (int layer = 0; layer < c.layers; ++layer)
+              for (int head = 0; head < c.kv_heads; ++head) c.copy_rows(layer, head, from, to, slot, count);
+          },
+          "source"_a, "to"_a, "slot"_a, "count"_a);
 
   register_delta(m);
   nb::enum_<BufferKind>(m, "BufferKind")
@@ -443,7 +453,8 @@ NB_MODULE(_native, m) {
           [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
              std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
              std::optional<Floats2> taps, std::optional<ConstFloats2> input, StateCache* state,
-             std::optional<Ints> slots, std::optional<Ints> journal, std::optional<Ints2> snapshots) {
+             std::optional<Ints> slots, std::optional<Ints> journal, std::optional<Ints2> snapshots,
+             std::optional<Ints2> mirrors, std::optional<Ints2> copies) {
             Batch b;
             b.rows = int(positions.shape(0));
             b.sequences = int(starts.shape(0)) - 1;
@@ -496,13 +507,23 @@ NB_MODULE(_native, m) {
                 b.state.num_snapshots = int(snapshots->shape(0));
               }
             }
+            if (mirrors) {
+              if (mirrors->shape(1) != 2) throw std::invalid_argument("mirrors: expected (row, sequence) pairs");
+              b.mirrors = mirrors->data();
+              b.mirrored = int(mirrors->shape(0));
+            }
+            if (copies) {
+              if (copies->shape(1) != 4) throw std::invalid_argument("copies: expected (from, to, slot, count)");
+              b.copies = copies->data();
+              b.copied = int(copies->shape(0));
+            }
             nb::gil_scoped_release release;
             p.plan->run(b, cache);
           },
           "cache"_a.none(), "positions"_a, "row_starts"_a, "tokens"_a = nb::none(), "block_tables"_a = nb::none(),
           "select"_a = nb::none(), "logits"_a.noconvert() = nb::none(), "taps"_a.noconvert() = nb::none(),
           "input"_a = nb::none(), "state"_a.none() = nb::none(), "slots"_a = nb::none(), "journal"_a = nb::none(),
-          "snapshots"_a = nb::none());
+          "snapshots"_a = nb::none(), "mirrors"_a = nb::none(), "copies"_a = nb::none());
 
   // Floors of design.md section 4. GB/s of the best of a plain and a prefetching read loop; operations per second.
   m.def(
@@ -550,4 +571,5 @@ NB_MODULE(_native, m) {
   register_markov_head(m);
   register_candidate_selector(m);
   register_draft_step(m);
+  register_draft_tree(m);
 }

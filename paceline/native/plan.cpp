@@ -240,6 +240,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       }
     }
   }
+  if (cache) check_branches(b, cache);
   if (b.selected > max_rows_) throw std::invalid_argument("select: more rows than a pass holds");
   for (int i = 0; i < b.selected; ++i)
     if (b.select[i] < 0 || b.select[i] >= b.rows) throw std::invalid_argument("selected row does not exist");
@@ -265,6 +266,29 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       throw std::invalid_argument("this plan needs room for taps of width " + std::to_string(buf.width));
     if (buf.kind == BufferKind::kLogits && b.selected && (!b.logits || b.ld_logits < size_t(buf.width)))
       throw std::invalid_argument("this plan needs room for logits of width " + std::to_string(buf.width));
+  }
+}
+
+void Plan::check_branches(const Batch& b, const KVCache* cache) {
+  for (int i = 0; i < b.copied; ++i) {
+    const int32_t* c = b.copies + size_t(i) * 4;
+    cache->check_copy(c[0], c[1], c[2], c[3]);
+  }
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], sequence = b.mirrors[2 * i + 1];
+    if (row < 0 || row >= b.rows || sequence < 0 || sequence >= b.sequences)
+      throw std::invalid_argument("mirrors: no such row or sequence");
+    if (b.positions[row] >= b.positions[b.starts[sequence]])
+      throw std::invalid_argument("mirrors: a row is mirrored in front of a sequence's own rows");
+  }
+}
+
+// Keys and values of heads [begin, end) of k and v that a pass writes besides those of its rows at home.
+void Plan::write_branches(const Op& op, const Batch& b, KVCache* cache, const QkvPostArgs& args, Range heads) const {
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], at = b.positions[row];
+    const int block = b.tables[size_t(b.mirrors[2 * i + 1]) * b.table_width + at / kKeysPerBlock];
+    for (int h = heads.begin; h < heads.end; ++h) kernels_.qkv_post(args, row, op.heads + h, block, at % kKeysPerBlock);
   }
 }
 
@@ -425,6 +449,14 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
       a.cache_type = cache->type;
+      if (b.copied) {
+        const Range mine = share(b.copied * op.kv_heads, tid, threads);
+        for (int i = mine.begin; i < mine.end; ++i) {
+          const int32_t* c = b.copies + size_t(i / op.kv_heads) * 4;
+          cache->copy_rows(op.layer, i % op.kv_heads, c[0], c[1], c[2], c[3]);
+        }
+      }
+      if (b.mirrored) write_branches(op, b, cache, a, share(2 * op.kv_heads, tid, threads));
       const int heads = op.heads + 2 * op.kv_heads;
       // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
       // are more threads than heads
@@ -579,11 +611,18 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
     }
     return;
   }
-  for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.split.size());) {
+  const auto split = [&](int i) {
     const Tiles::Item& item = t.items[t.split[i].first];
     const int part = t.split[i].second;
     float* out = partials_.data() + item.partial + state * item.tile.count * size_t(part - item.first_part);
     kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, part, part + 1, out);
+  };
+  const int parts = int(t.split.size()), threads = pool_->size();
+  if (parts > 16 * threads) {  // neighbours to one thread, which has asked for them
+    const Range mine = share(parts, tid, threads);
+    for (int i = mine.begin; i < mine.end; ++i) split(i);
+  } else {
+    for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < parts;) split(i);
   }
   pool_->barrier();
   for (int i; (i = counter[1].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {

@@ -86,6 +86,12 @@ struct Batch {
   float* taps = nullptr;               // [rows, ld_taps]
   size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
   StateBatch state;  // of plans with a delta net
+  // Branches of a tree of drafts are sequences whose tables share their first blocks. Before the rows of a pass write
+  // their keys and values, `copies` brings committed rows into a branch's own blocks: (from, to, slot, count).
+  // `mirrors` are (row, sequence): the row's keys and values are also written into that sequence's blocks.
+  int mirrored = 0, copied = 0;
+  const int32_t* mirrors = nullptr;  // [mirrored, 2]
+  const int32_t* copies = nullptr;   // [copied, 4]
 };
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
@@ -130,6 +136,8 @@ class Plan {
   struct Tiles;  // how the query vectors of a batch are cut into tiles, per attention geometry
 
   void check(const Batch& batch, const KVCache* cache) const;
+  static void check_branches(const Batch& batch, const KVCache* cache);
+  void write_branches(const Op& op, const Batch& batch, KVCache* cache, const QkvPostArgs& args, Range heads) const;
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
   void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp

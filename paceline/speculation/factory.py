@@ -184,8 +184,22 @@ def _block_drafter(
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")
         log.warning("%s", message)
+    if parsed.tree_budget is not None and sampler == "rejection":
+        raise ConfigError(
+            f"speculative config: tree_budget={parsed.tree_budget}: the sampler 'rejection' keeps or drops drafts in a "
+            "row; use the sampler 'coupled', or remove it"
+        )
+    if parsed.tree_budget is not None and target.recurrent:
+        raise ConfigError(
+            f"speculative config: tree_budget={parsed.tree_budget}: this model has recurrent layers, whose state follows "
+            "one text; remove it"
+        )
+    proposer: DFlashProposer
     if isinstance(drafter, DSparkDrafter):
-        return DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
-    if isinstance(drafter, DFlash2Drafter):
-        return DFlash2Proposer(drafter, length, sampler)
-    return DFlashProposer(drafter, length, sampler)
+        proposer = DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
+    elif isinstance(drafter, DFlash2Drafter):
+        proposer = DFlash2Proposer(drafter, length, sampler)
+    else:
+        proposer = DFlashProposer(drafter, length, sampler)
+    proposer.tree_budget = parsed.tree_budget
+    return proposer
