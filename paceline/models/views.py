@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ConfigError
+from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint, LoadDtype
 
 log = logging.getLogger(__name__)
@@ -114,10 +115,14 @@ def assistant_view(checkpoint: Checkpoint) -> Checkpoint:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the text part; the same object where there are no parts."""
     kind, inner = config.get("model_type"), config.get("text_config")
-    if kind not in TEXT_PARTS or not isinstance(inner, dict):
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         return config
+    if not isinstance(inner, dict):
+        raise ConfigError(
+            f"config.json: text_config = {shown(inner)}: must be the config of the text model inside this {kind} model"
+        )
     outer = {k: config[k] for k in ("tie_word_embeddings", "eos_token_id", "bos_token_id") if k in config}
-    return {**outer, **inner, "model_type": TEXT_PARTS[str(kind)]}
+    return {**outer, **inner, "model_type": TEXT_PARTS[kind]}
 
 
 def _renamed(name: str) -> str:

@@ -71,7 +71,7 @@ def _formats(checkpoint: Checkpoint, quantization: Quantization) -> dict[str, An
     out = {}
     for name in checkpoint.names():
         stored = checkpoint.stored_dtype(name)
-        if len(checkpoint.shape(name)) != 2:
+        if len(checkpoint.shape(name)) != 2 or name.endswith(_ROUTER):  # small, and it decides
             continue
         # an embedding of its own is read by the row: it stays as it is, as at load
         own = name in _EMBEDDINGS and not tied
