@@ -90,10 +90,11 @@ def main() -> None:
     os.dup2(null, 0)
     limit(cpu_s, memory)
     leave = os._exit
-    sys.modules.update(dict.fromkeys(MISSING))  # importing one is an error
+    for name in MISSING:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it is an error
     for module in (os, sys.modules["posix"]):
-        for name in ("mkfifo", "mknod"):
-            delattr(module, name)
+        for function in ("mkfifo", "mknod"):
+            delattr(module, function)
     sys.addaudithook(refuse)
     code = compile(program.decode(), "<program>", "exec")
     exec(code, {"__name__": "__main__"})
