@@ -107,7 +107,8 @@ def _body(prompt: str, text: str) -> str:
         return ""
     whole = textwrap.dedent("\n".join(lines)).splitlines()
     tries = [_indented(lines), [INDENT + line for line in whole], [INDENT + lines[0].lstrip(), *_indented(lines[1:])]]
-    return "\n".join(max((_valid(prompt, candidate) for candidate in tries), key=len))
+    kept = [_valid(prompt, candidate) for candidate in tries]
+    return "\n".join(max(kept, key=len))
 
 
 def _indented(lines: list[str]) -> list[str]:

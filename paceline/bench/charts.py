@@ -56,7 +56,8 @@ def lines(
     """series: (name, a value per x, None where there is none). dashed: names drawn as a model, without points. A name
     that appears both ways has one colour."""
     known = [v for _, column in series for v in column if v is not None]
-    axis = _Axis(0.0, max([*known, line or 0.0, 1e-9]))
+    top = max([*known, line or 0.0, 1e-9])
+    axis = _Axis(0.0, 1.0, room=1.0) if unit == "share" and top <= 1.0 else _Axis(0.0, top)
     body = axis.grid(unit) + axis.mark(line)
     place = [math.log2(v) for v in x] if log_x else list(x)
     span = (max(place) - min(place)) or 1.0
@@ -89,11 +90,11 @@ def _base(names: Sequence[str], name: str) -> int:
 class _Axis:
     """A vertical axis from `low` to at least `high`, with round ticks."""
 
-    def __init__(self, low: float, high: float) -> None:
+    def __init__(self, low: float, high: float, room: float = 1.04) -> None:
         raw = (high - low) / 4
         unit = 10.0 ** math.floor(math.log10(raw))
         self.step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw * 0.999)
-        self.low, self.high = low, low + self.step * math.ceil((high - low) * 1.04 / self.step)
+        self.low, self.high = low, low + self.step * math.ceil((high - low) * room / self.step)
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * (value - self.low) / (self.high - self.low)

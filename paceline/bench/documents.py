@@ -76,12 +76,13 @@ def html(study: Study) -> str:
 
 
 def _html_section(section: Section) -> str:
-    head = "".join(f"<th>{escape(cell)}</th>" for cell in section.header)
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in section.header) if any(section.header) else ""
     lines = "".join(
         "<tr>" + "".join(f"<td{' class=bad' * (cell == 'NO')}>{escape(cell)}</td>" for cell in row) + "</tr>"
         for row in section.rows
     )
-    table = f'<div class="scroll"><table><tr>{head}</tr>{lines}</table></div>'
+    kind = "" if head else " class=facts"
+    table = f'<div class="scroll"><table{kind}>{head and f"<tr>{head}</tr>"}{lines}</table></div>'
     if section.svg:
         table = f"{section.svg}<details><summary>Figures</summary>{table}</details>"
     text = f"<p>{escape(section.text)}</p>" if section.text else ""

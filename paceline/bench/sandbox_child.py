@@ -1,7 +1,7 @@
 """The inside of `sandbox`: limits on this process, then the program that comes on standard input.
 
 Run as a script by an isolated interpreter, so it imports the standard library alone. The first line of its input is the
-exit status that means success, the seconds of processor time and the bytes of memory.
+exit status that means success, that of a failure, the seconds of processor time and the bytes of memory.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def limit(cpu_s: int, memory: int) -> None:
 
 def main() -> None:
     head, _, program = sys.stdin.buffer.read().partition(b"\n")
-    passed, cpu_s, memory = map(int, head.split())
+    passed, failed, cpu_s, memory = map(int, head.split())
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the listing's own is closed already
@@ -90,13 +90,16 @@ def main() -> None:
     os.dup2(null, 0)
     limit(cpu_s, memory)
     leave = os._exit
-    sys.modules.update(dict.fromkeys(MISSING))  # importing one is an error
+    for name in MISSING:
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it is an error
     for module in (os, sys.modules["posix"]):
-        for name in ("mkfifo", "mknod"):
-            delattr(module, name)
+        for function in ("mkfifo", "mknod"):
+            delattr(module, function)
     sys.addaudithook(refuse)
-    code = compile(program.decode(), "<program>", "exec")
-    exec(code, {"__name__": "__main__"})
+    try:
+        exec(compile(program.decode(), "<program>", "exec"), {"__name__": "__main__"})
+    except BaseException:  # SystemExit too: a program that leaves early has not passed
+        leave(failed)
     leave(passed)
 
 

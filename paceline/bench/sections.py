@@ -11,6 +11,7 @@ from typing import Any
 from paceline.bench import charts
 from paceline.bench.costmodel import choice_rows
 from paceline.bench.report import arm_label, warning_lines
+from paceline.bench.summary import summary_rows
 
 MEAN = "mean"
 Row = dict[str, Any]
@@ -53,6 +54,7 @@ class Section:
 def sections(study: Study) -> list[Section]:
     """In reading order; a section whose figures were not measured is left out."""
     makers: Sequence[Callable[[Study], Section | None]] = (
+        _summary,
         _speedup,
         _concurrency,
         _cost,
@@ -79,6 +81,11 @@ def _names(rows: Sequence[Row], key: str) -> list[str]:
 
 def _drafting(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["spec_decode"]["num_drafts"]]
+
+
+def _summary(study: Study) -> Section | None:
+    rows = summary_rows(study.rows, study.predictions)
+    return Section("In short", "", ["", ""], rows) if rows else None
 
 
 def _speedup(study: Study) -> Section | None:
@@ -113,7 +120,7 @@ def _speedup(study: Study) -> Section | None:
     return Section(
         "Speed-up per set",
         f"Decoding speed against plain decoding at concurrency {rows[0]['concurrency'] if rows else 1}; "
-        f"medians of {repeats} interleaved repeats, and their range.",
+        + (f"medians of {repeats} interleaved repeats, and their range." if repeats > 1 else "one repeat."),
         ["set", "k", "tok/s", "speed-up", "range", "TPOT ms", "TTFT ms", "same outputs"],
         table,
         svg,

@@ -149,9 +149,15 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
     from paceline.bench.report import SAME, arm_label
 
-    table = Table(box=box.SIMPLE_HEAD, caption="same: token ids equal those of the first arm.", caption_justify="left")
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        caption="same: token ids equal those of the first arm.",
+        caption_justify="left",
+    )
     for heading in ("task", "metric", "k", "score", "±", "solved", "verdicts", "cut", "same"):
-        table.add_column(heading, justify="left" if heading in ("task", "metric", "verdicts", "same") else "right")
+        left = heading in ("task", "metric", "verdicts", "same")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "verdicts")
     previous = None
     for row in rows:
         table.add_row(

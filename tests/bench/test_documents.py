@@ -11,7 +11,7 @@ from fakes.llm import FakeLLM
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bench import charts, documents, figures, runner, sections
+from paceline.bench import charts, costmodel, documents, figures, runner, sections
 from paceline.bench.backend import Arm
 from paceline.bench.datasets import BenchPrompt
 from paceline.bench.local import LocalBackend
@@ -44,6 +44,7 @@ def study(**fields):
 
 
 TITLES = [
+    "In short",
     "Speed-up per set",
     "Speed-up against concurrency",
     "Cost per token",
@@ -57,9 +58,9 @@ TITLES = [
 
 
 def test_every_section_is_there_and_those_without_figures_are_not():
-    assert [s.title for s in sections.sections(study())][:9] == TITLES
+    assert [s.title for s in sections.sections(study())][:10] == TITLES
     bare = sections.Study({}, [row for row in rows(lengths=(0,)) if row["concurrency"] == 1])
-    assert [s.title for s in sections.sections(bare)] == ["Speed-up per set", "Cost per token"]
+    assert [s.title for s in sections.sections(bare)] == ["In short", "Speed-up per set", "Cost per token"]
 
 
 def test_figures_of_the_sections():
@@ -71,8 +72,41 @@ def test_figures_of_the_sections():
     ]
     # 2 of 4 drafts are kept in every block
     assert found["Accepted tokens per block"].rows[0][1:6] == ["0.0%", "0.0%", "100.0%", "0.0%", "0.0%"]
+    assert [row[0] for row in found["In short"].rows] == [
+        "fastest on average",
+        "tokens per pass",
+        "outputs",
+        "cost model",
+    ]
+    assert found["In short"].rows[0][1].endswith(f"set <&> name {rows()[1]['speedup']:.2f}x")
+    assert found["In short"].rows[2][1] == "the same token ids in every arm, repeat and concurrency"
+    # k = 1 was predicted but not measured
+    assert found["What the cost model would choose"].rows == [["set <&> name", "4", "1.50", "0", "1.50", "1.00", "4"]]
     cost = found["Cost per token"].rows[1]
     assert cost[3] == f"{1 - 1 / rows()[1]['speedup']:.0%}"
+
+
+def test_outputs_that_differ_are_said_first():
+    found = [{**row, "identical": row["num_speculative_tokens"] != 4} for row in rows()]
+    short = sections.sections(sections.Study({}, found))[0]
+    assert ["outputs", "DIFFER in 2 of 6 rows"] in short.rows
+
+
+@pytest.mark.parametrize(
+    ("measured", "chosen", "best", "share"),
+    [
+        ({0: 1.0, 3: 1.4, 5: 1.5}, 3, 5, 1.4 / 1.5),
+        ({0: 1.0, 3: 1.5, 5: 1.5}, 3, 3, 1.0),
+        ({0: 1.0, 5: 0.9}, 5, 0, 0.9),
+    ],
+)
+def test_the_cost_models_choice_against_the_fastest(measured, chosen, best, share):
+    predicted = {0: 1.0, 3: 1.6, 4: 1.7, 5: 1.5}
+    table = [{"dataset": "s", "k": k, "predicted": p, "measured": measured.get(k)} for k, p in predicted.items()]
+    (row,) = costmodel.choice_rows(table)
+    assert (row["predicted_k"], row["best_k"], row["predicted_any_k"]) == (chosen, best, 4)
+    assert row["share_of_best"] == pytest.approx(share)
+    assert costmodel.choice_rows([{**r, "measured": None} for r in table]) == []
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -102,8 +102,6 @@ def humaneval():
 
 FORMS = {
     "body": lambda row: row["canonical_solution"],
-    "body without its first spaces": lambda row: row["canonical_solution"].lstrip(),
-    "fenced": lambda row: f"Sure!\n```python\n{row['prompt']}{row['canonical_solution']}\n```\nThis works.",
     "examples": lambda row: f"Code from me:\n\n{row['prompt']}{row['canonical_solution']}\n\nassert 1 == 2\nSo.",
     "repeated": lambda row: (
         f"```python\n{row['prompt']}\n```\nSolution:\n```\n{row['prompt']}{row['canonical_solution']}"
