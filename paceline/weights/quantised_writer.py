@@ -30,6 +30,7 @@ from paceline.weights.quantised_folder import METHOD
 from paceline.weights.safetensors_file import write_safetensors
 
 _U8 = np.dtype(np.uint8)
+_ROUTER = ".mlp.gate.weight"
 _EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 
 
