@@ -108,7 +108,7 @@ def _body(prompt: str, text: str) -> str:
     whole = textwrap.dedent("\n".join(lines)).splitlines()
     tries = [_indented(lines), [INDENT + line for line in whole], [INDENT + lines[0].lstrip(), *_indented(lines[1:])]]
     kept = [_valid(prompt, candidate) for candidate in tries]
-    return "\n".join(max(kept, key=lambda lines: len(lines)))
+    return "\n".join(max(map(list, kept), key=lambda lines: len(lines)))
 
 
 def _indented(lines: list[str]) -> list[str]:
