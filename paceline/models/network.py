@@ -227,7 +227,7 @@ class Network:
     def linear(self, source: str, out: str, weight: Any, *, epilogue: str = "STORE", **options: Any) -> None:
         self.plan.linear(self[source], self[out], weight, epilogue=getattr(_native.Epilogue, epilogue), **options)
 
-    def qkv_post(self, source: str, out: str, rope: str = "", **options: Any) -> None:
+    def qkv_post(self, source: str, out: str, *, rope: Any = "", **options: Any) -> None:
         """rope: the suffix of the angles' buffers."""
         self.plan.qkv_post(self[source], self[out], self["cos" + rope], self["sin" + rope], **options)
 
