@@ -194,11 +194,6 @@ def _block_drafter(
             f"speculative config: tree_budget={parsed.tree_budget}: the sampler 'rejection' keeps or drops drafts in a "
             "row; use the sampler 'coupled', or remove it"
         )
-    if parsed.tree_budget is not None and target.recurrent:
-        raise ConfigError(
-            f"speculative config: tree_budget={parsed.tree_budget}: this model is recurrent, and its state follows "
-            "one text; remove it"
-        )
     proposer: DFlashProposer
     if isinstance(drafter, DSparkDrafter):
         proposer = DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
