@@ -358,8 +358,9 @@ void Plan::run(const Batch& batch, KVCache* cache) {
   }
   if (quant_groups_ && !quant_private_) {
     const size_t row = quant_groups_ * sizeof(QuantGroup);
-    quant_private_ = std::make_unique<Region>(row * kPrivateRows * pool_->size());
-    quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
+    // the last tile of a pass may have fewer rows, but its records lie as far apart as those of the others
+    quant_private_ = std::make_unique<Region>(row * (kPrivateRows * size_t(pool_->size()) + kMaxQuantRows));
+    quant_shared_ = std::make_unique<Region>(row * (size_t(max_rows_) + kMaxQuantRows));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
   if (expert_scratch_.places) expert_scratch_.allocate(act_item());
