@@ -131,13 +131,14 @@ def test_random_trees_leave_the_text_as_it_is(folders, kind, dtype, threads):
     assert accepted > 30
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cache_holds_the_rows_of_plain_decoding(folders, dtype):
+@pytest.mark.parametrize(("dtype", "cache"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")])
+def test_the_cache_holds_the_rows_of_plain_decoding(folders, dtype, cache):
     (prompt,) = prompts(21)
-    plain = open_llm(folders["full"], None, dtype=dtype)
+    plain = open_llm(folders["full"], None, dtype=dtype, kv_cache_dtype=cache)
     params = params_of(max_tokens=40, ignore_eos=True)
     want = plain.generate(prompt, params)[0]
-    llm = open_llm(folders["full"], Trees({tuple(prompt): want.outputs[0].token_ids}, 5), dtype=dtype)
+    trees = Trees({tuple(prompt): want.outputs[0].token_ids}, 5)
+    llm = open_llm(folders["full"], trees, dtype=dtype, kv_cache_dtype=cache)
     rows = {}
     for name, model in (("plain", plain), ("tree", llm)):
         for _ in model.stream(prompt, params):
