@@ -108,7 +108,8 @@ def _body(prompt: str, text: str) -> str:
     whole = textwrap.dedent("\n".join(lines)).splitlines()
     tries = [_indented(lines), [INDENT + line for line in whole], [INDENT + lines[0].lstrip(), *_indented(lines[1:])]]
     kept = [_valid(prompt, candidate) for candidate in tries]
-    return "\n".join(max(kept, key=len))
+    longest = max(kept, key=len)
+    return "\n".join(longest)
 
 
 def _indented(lines: list[str]) -> list[str]:
