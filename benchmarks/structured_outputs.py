@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline import LLM, SamplingParams
 from paceline import engine as engine_module
+from paceline.dtypes import DEFAULT_QUANTIZATION, QUANTIZATIONS
 
 SCHEMA = {
     "type": "object",
@@ -71,8 +72,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--concurrency", type=int, default=1, help="copies of each request that run at once")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, default=DEFAULT_QUANTIZATION)
     options = parser.parse_args()
-    llm = LLM(options.model, speculative_config={"method": "ngram", "num_speculative_tokens": 7})
+    llm = LLM(
+        options.model,
+        quantization=options.quantization,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 7},
+    )
     clock = Clock()
     clock.wrap(engine_module, "trim_drafts", "masks")
     clock.wrap(engine_module, "bitmask", "masks")

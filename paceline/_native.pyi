@@ -113,6 +113,51 @@ class KVCache:
         keys: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
         values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")],
     ) -> None: ...
+    def copy_rows(self, source: int, to: int, slot: int, count: int) -> None: ...
+
+class StateCache:
+    """
+    Recurrent states of gated delta nets in slots, and a journal for the rows of a pass that are not committed yet.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPool,
+        layers: int,
+        key_heads: int,
+        value_heads: int,
+        key_dim: int,
+        value_dim: int,
+        kernel: int,
+        slots: int,
+        journal_rows: int,
+    ) -> None: ...
+    @property
+    def slots(self) -> int: ...
+    @property
+    def journal_rows(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def journal_row_bytes(self) -> int: ...
+    def rows(self, slot: int) -> int: ...
+    def reset(self, slot: int) -> None: ...
+    def copy(self, source: int, to: int) -> None: ...
+    def assume(self, slot: int, rows: int) -> None: ...
+    def read(
+        self, slot: int, out: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu")]
+    ) -> None: ...
+    def commit(
+        self,
+        isa: str,
+        entries: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None:
+        """
+        Repeat the first rows of journals of the last pass. entries: (slot, first journal row, rows); snapshots: (entry,
+        rows, slot), at most one for an entry.
+        """
 
 class BufferKind(enum.Enum):
     F32 = 0
@@ -245,6 +290,28 @@ class Plan:
         lower expert. gate_up: gated Packed [inner, hidden] each; down: Packed [hidden, inner] each.
         """
 
+    def short_conv(
+        self,
+        input: int,
+        rows: int,
+        layer: int,
+        weight: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        heads: int,
+        head_dim: int,
+    ) -> None: ...
+    def delta_rule(
+        self,
+        input: int,
+        rows: int,
+        out: int,
+        layer: int,
+        channels: int,
+        kernel: int,
+        rate: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        dt_bias: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        norm: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        eps: float,
+    ) -> None: ...
     def forward(
         self,
         cache: KVCache | None,
@@ -260,7 +327,23 @@ class Plan:
         taps: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None = None,
         input: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
-    ) -> None: ...
+        state: StateCache | None = None,
+        slots: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        journal: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        | None = None,
+        snapshots: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+        mirrors: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+        copies: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None:
+        """
+        state: of plans with a delta net. slots: of each sequence; journal: its first journal row, or -1 where its rows
+        are committed as they come; snapshots: (sequence, rows, slot), ascending: the state behind so many of its rows
+        goes to another slot as well.
+        """
 
 def measure_read_bandwidth(pool: ThreadPool, bytes: int, isa: str = "") -> float: ...
 def measure_peak(
@@ -509,4 +592,29 @@ def draft_step(
     The next draft of each sequence (target ids). logits: float32 [sequences, columns], seeing drafts[i] behind the
     committed tokens. probs: float32 like logits, to be filled with the distributions drawn from with the drafter's
     own noise; None: drawn with the target's.
+    """
+
+def draft_candidates(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    counts: Sequence[int],
+    top: int,
+    id_map: IdMap | None = None,
+) -> tuple[NDArray[numpy.int32], NDArray[numpy.float32]]:
+    """
+    The best tokens of each slot of a block, with the target's noise: (ids int32 [rows, top], log-chances float32
+    [rows, top]), best first. State i owns counts[i] rows; the first token of a row is the one that draft_rows draws
+    there. Where a row permits fewer, id -1 with log-chance -inf.
+    """
+
+def walk_rows(
+    logits: NDArray[numpy.float32],
+    states: Sequence[SamplingState],
+    drafts: Sequence[Sequence[int]],
+    parents: Sequence[Sequence[int]],
+) -> list[tuple[list[int], list[int]]]:
+    """
+    Follows the target's draws down trees of drafts. State i owns len(drafts[i]) + 1 rows; row j + 1 is draft j, whose
+    parent is row parents[i][j] <= j. Per state: (rows visited, from 0 on; the token drawn in each). The draw of a row
+    sees the drafts on the way to it, with the bits of sample_rows.
     """

@@ -131,6 +131,8 @@ class AsyncLLM:
         self._thread = EngineThread(llm)
         # Encoding, templates and the checks of a request: beside the steps, and beside the event loop.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="paceline-prepare")
+        # Compiling a grammar may take seconds: it holds up neither these nor other grammars' users for long.
+        self._grammars = ThreadPoolExecutor(2, thread_name_prefix="paceline-grammars")
         self._lock = threading.Lock()  # loops of several threads may share this object
         self._live: dict[str, RequestStream | None] = {}  # None while it is prepared
         self._places = 0
@@ -161,6 +163,7 @@ class AsyncLLM:
         self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
         try:
+            await self._compile(params)
             arguments = (prompt, params, num_speculative_tokens, template)
             request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
             stream = RequestStream(self, name, request, last_only)
@@ -236,21 +239,26 @@ class AsyncLLM:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
-        return await self._work(lambda: self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return await self.work(lambda: self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
         """Token ids of a conversation under the chat template. Raises ChatTemplateError."""
-        return await self._work(lambda: self.llm.tokenizer.encode_chat(messages, **template))
+        return await self.work(lambda: self.llm.tokenizer.encode_chat(messages, **template))
 
     async def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> str:
         """The text of a conversation under the chat template. Raises ChatTemplateError."""
-        return await self._work(lambda: self.llm.tokenizer.apply_chat_template(messages, **template))
+        return await self.work(lambda: self.llm.tokenizer.apply_chat_template(messages, **template))
 
     async def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens included."""
-        return await self._work(lambda: self.llm.tokenizer.decode(ids, skip_special_tokens=False))
+        return await self.work(lambda: self.llm.tokenizer.decode(ids, skip_special_tokens=False))
 
-    async def _work(self, call: Callable[[], T]) -> T:
+    async def warm_grammars(self) -> None:
+        """Build what grammars need of the vocabulary, some tenths of a second that the first one would take longer."""
+        await asyncio.get_running_loop().run_in_executor(self._grammars, lambda: self.llm.grammars.vocabulary)
+
+    async def work(self, call: Callable[[], T]) -> T:
+        """What a short function returns, which a thread beside the event loop and the engine calls."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, call)
 
     # ---- the whole
@@ -276,7 +284,7 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         """Forget the cache of earlier requests, between two steps."""
-        await self._work(self.llm.reset_prefix_cache)
+        await self.work(self.llm.reset_prefix_cache)
 
     async def drain(self) -> None:
         """Take no more requests, and wait until those in flight have ended."""
@@ -292,10 +300,17 @@ class AsyncLLM:
         """Abort what is in flight and end the thread."""
         self._draining = True
         await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._grammars):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._finalizer.detach()
 
     # ---- bookkeeping
+
+    async def _compile(self, params: SamplingParams) -> None:
+        """A grammar that is new waits for its turn to be compiled, one that is known for nobody."""
+        asked, grammars = params.structured_outputs, self.llm.grammars
+        if asked is not None and not await self.work(lambda: grammars.knows(asked)):  # type: ignore[arg-type]
+            await asyncio.get_running_loop().run_in_executor(self._grammars, grammars.prepare, [params])
 
     def _prepare(
         self, prompt: Any, params: SamplingParams, num_speculative_tokens: int | None, template: dict[str, Any]
@@ -357,4 +372,5 @@ def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
         b.output,
         logprobs,
         b.stop_reason,
+        a.passes + b.passes,
     )

@@ -8,7 +8,7 @@ they are needed for something else, the longest unused first.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -83,6 +83,7 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * blocks
         self._tapped = bytearray(blocks)
         self._published: dict[bytes, int] = {}
+        self.on_evict: Callable[[bytes], None] = lambda _: None  # called with the key of a content that is gone
 
     @property
     def free(self) -> int:
@@ -129,7 +130,7 @@ class BlockPool:
             else:
                 block = next(iter(self._unused))
                 del self._unused[block]
-                self._forget(block)
+                self.on_evict(self._forget(block))
             self._references[block] = 1
             taken.append(block)
         return taken
@@ -166,16 +167,17 @@ class BlockPool:
     def forget_all(self) -> None:
         """Nothing is found any more; who holds blocks keeps them."""
         for block in list(self._published.values()):
-            self._forget(block)
+            self.on_evict(self._forget(block))
         self._blank.extend(self._unused)
         self._unused.clear()
 
-    def _forget(self, block: int) -> None:
+    def _forget(self, block: int) -> bytes:
         key = self._keys[block]
         assert key is not None
         del self._published[key]
         self._keys[block] = None
         self._tapped[block] = False
+        return key
 
     def check_idle(self) -> None:
         """With nobody holding anything, every block is free. Raises AssertionError otherwise."""

@@ -67,8 +67,24 @@ def _plain(value: Any, what: str) -> Any:
         raise ChatTemplateError(f"{what}: only JSON values can be given to a chat template ({error})") from error
 
 
+def variables_of(source: str) -> frozenset[str]:
+    """Names that a template reads and does not set itself. Raises `ChatTemplateError`."""
+    import jinja2
+    from jinja2 import meta
+
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
+    except jinja2.TemplateError as error:
+        raise ChatTemplateError(f"the chat template is invalid: {error}") from error
+
+
 @lru_cache(maxsize=8)
 def _compile(source: str) -> Any:
+    return _environment().from_string(source)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Any:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -89,7 +105,7 @@ def _compile(source: str) -> Any:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 def _tojson(

@@ -13,15 +13,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence as Seq
+from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from paceline.branches import Branches, Copy, grow
 from paceline.cache import BlockPool, blocks_for, stack_tables
 from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
+from paceline.recurrent import RecurrentStates, StatePlan
+from paceline.recurrent_pass import RecurrentPass
 from paceline.request import Sequence
-from paceline.sampling import SamplerMode, token_logprobs, verify
+from paceline.sampling import SamplerMode, token_logprobs, verify, walk_rows
 from paceline.scheduler import Scheduler
 from paceline.speculation.drafting import Drafter, Proposal
 from paceline.speculation.length import DraftLengthPolicy
@@ -37,12 +42,34 @@ WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing o
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown."""
+    """What a step added to a sequence: committed ids, which of them were drafts, text that may be shown. num_drafts,
+    num_accepted: how far the drafts of the pass reached and how many the model agreed with, before a stop cuts them."""
 
     sequence: Sequence
     token_ids: list[int]
     accepted: list[bool]
     text: str
+    num_drafts: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(slots=True)
+class RoundSeconds:
+    """Where the time of all steps went: making drafts, the model's pass, choosing tokens and committing them
+    (sampling, stops, the drafter's look at the pass), and deciding who takes part."""
+
+    draft: float = 0.0
+    forward: float = 0.0
+    commit: float = 0.0
+    schedule: float = 0.0
+
+    def add(self, begin: float, draft: float, scheduled: float, passed: float, end: float) -> None:
+        """One step by its clock: when it began, was scheduled, had its logits, and ended; draft: seconds of drafting
+        while it was scheduled."""
+        self.draft += draft
+        self.schedule += scheduled - begin - draft
+        self.forward += passed - scheduled
+        self.commit += end - passed
 
 
 @dataclass(slots=True)
@@ -54,6 +81,7 @@ class _Work:
     drafts: list[int]
     rows_wanted: int
     tapped: bool = False  # the drafter sees its rows
+    tree: Branches | None = None  # drafts are its nodes, in the order of its rows
 
 
 class Engine:
@@ -69,8 +97,10 @@ class Engine:
         kv_blocks: int,
         sampler: SamplerMode = "coupled",
         prefix_caching: bool = True,
+        states: StatePlan | None = None,
     ) -> None:
-        """kv_blocks: the cache's size in blocks of 16 tokens; a drafter's cache grows with it.
+        """kv_blocks: the cache's size in blocks of 16 tokens; a drafter's cache grows with it. states: how many a
+        recurrent model keeps; None: one for each sequence, and no snapshots.
 
         Raises CapacityError or ConfigError when they leave nothing to run on.
         """
@@ -88,19 +118,27 @@ class Engine:
         self.max_num_seqs = max_num_seqs
         self.pool = BlockPool(kv_blocks)
         self.cache = model.new_cache(kv_blocks)
+        self.states: RecurrentStates | None = None
+        if model.recurrent:
+            plan = states or StatePlan(running=max_num_seqs)
+            self.states = RecurrentStates(model.new_states(plan.running + plan.snapshots), plan.running)
         self.scheduler = Scheduler(
             self.pool,
             max_num_seqs=max_num_seqs,
             prefix_caching=prefix_caching,
+            states=self.states,
             tap_again=self._tap_again,
             keep=self._uncached_tokens,
             on_preempt=self._forget_drafts,
         )
         self.stats = SpecDecodeStats()  # of all sequences so far
+        self.round_seconds = RoundSeconds()
         self.lengths = DraftLengthPolicy()
+        self._recurrent: RecurrentPass | None = None  # of the step that runs
         self._process = os.getpid()
         self._stepping = False
         self._draft_seconds = 0.0  # of the step that runs
+        self._scratch: list[int] = []  # blocks that branches of trees have in the step that runs
         self._doomed: list[Sequence] = []  # to be aborted when the step that runs is over
         self._warned = False
         self._logits = np.empty((0, model.vocab_size), np.float32)
@@ -108,7 +146,8 @@ class Engine:
         if proposer is not None:
             proposer.bind(kv_blocks, max_num_seqs)
             self.scheduler.taps_are_shared = not proposer.window
-            self.lengths.whole = getattr(proposer, "confident", False)
+            grows = getattr(proposer, "tree_budget", None) is not None
+            self.lengths.whole = grows or getattr(proposer, "confident", False)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
@@ -172,12 +211,20 @@ class Engine:
             work, proposal = self._schedule()
             if not work:
                 return []
-            logits, taps = self._forward(work)
-            results = self._commit(work, proposal, logits, taps)
-            self._learn_cost(work, time.perf_counter() - begin)
+            self._recurrent = RecurrentPass(self.states, self.scheduler.prefix_caching) if self.states else None
+            with self._recurrent or nullcontext():
+                scheduled = time.perf_counter()
+                logits, taps = self._forward(work)
+                passed = time.perf_counter()
+                results = self._commit(work, proposal, logits, taps)
+            end = time.perf_counter()
+            self.round_seconds.add(begin, self._draft_seconds, scheduled, passed, end)
+            self._learn_cost(work, end - begin)
             return results
         finally:
             self._stepping = False
+            self.pool.give(self._scratch)
+            self._scratch = []
             while self._doomed:
                 self.abort(self._doomed.pop())
             if not self.busy:
@@ -186,6 +233,8 @@ class Engine:
     def check(self) -> None:
         """Integrity of the caches: every block is free or held by those who say so. Raises AssertionError."""
         self.pool.check([s.block_ids for s in self.running])
+        if self.states is not None:
+            self.states.check([s.state_slot for s in self.running if s.state_slot is not None])
         assert not any(s.block_ids for s in self.waiting), "a waiting sequence holds blocks"
 
     def reset_prefix_cache(self) -> None:
@@ -210,10 +259,12 @@ class Engine:
 
     def _catch_up(self, sequence: Sequence) -> None:
         """Compute the rows again that a drafter missed while drafts did not pay, if the tokens to come are worth it."""
-        missed = sequence.num_computed - sequence.num_tapped
-        if missed and self._tap_again(sequence, missed):
+        if sequence.num_computed == sequence.num_tapped:
+            return
+        first = self.scheduler.restart_rows(sequence, sequence.num_tapped)
+        if self._tap_again(sequence, sequence.num_computed - first):
             sequence.num_catch_ups += 1
-            self.scheduler.compute_again(sequence, sequence.num_tapped)
+            self.scheduler.restart(sequence, sequence.num_tapped)
 
     def _tap_again(self, sequence: Sequence, missed: int) -> bool:
         """Whether it pays to compute known rows once more so that the drafter sees them. Each time, less easily."""
@@ -233,6 +284,7 @@ class Engine:
 
     def _schedule(self) -> tuple[list[_Work], Proposal]:
         """Who takes part in the next pass: decoding sequences first, then prompts in chunks as rows are left."""
+        self.scheduler.restart_stale()
         for sequence in [s for s in self.running if not s.is_prefill]:
             if sequence in self.running:  # an earlier one may have taken its blocks
                 self.scheduler.reserve(sequence, len(sequence.token_ids))
@@ -258,15 +310,21 @@ class Engine:
                 self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
             ]
             proposal = trim_drafts([s.grammar for s in decoding], proposal, room)
+        if any(s.grammar is not None for s in self.running):
+            proposal.trees = None  # a grammar's state follows one text
+        trees = self._grow(decoding, proposal, rows - min(missing, -(-rows // 2)), min(missing, rows))
         work = []
-        for sequence, drafts in zip(decoding, proposal.drafts, strict=True):
+        for sequence, drafts, tree in zip(decoding, proposal.drafts, trees, strict=True):
+            drafts = drafts if tree is None else tree.rows.tokens
             tokens = [sequence.token_ids[-1], *drafts]
-            work.append(_Work(sequence, tokens, drafts, len(tokens)))
+            work.append(_Work(sequence, tokens, drafts, len(tokens), tree=tree))
             rows -= len(drafts)
         for sequence in prompts:
             if rows > 0:
                 start = sequence.num_computed
                 end = min(len(sequence.token_ids), start + rows)
+                if start < sequence.num_tapped < end:  # the drafter goes on from there
+                    end = sequence.num_tapped
                 whole = end == len(sequence.token_ids)
                 work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
                 rows -= end - start
@@ -299,6 +357,26 @@ class Engine:
             self.lengths.draft.observe(rows, self._draft_seconds)
         return proposal
 
+    def _grow(self, sequences: list[Sequence], proposal: Proposal, room: int, other_rows: int) -> list[Branches | None]:
+        """Trees for sequences that have one, as large as is wanted and fits; one without branches becomes the
+        sequence's drafts. room: rows for all drafts."""
+        trees = [None] * len(sequences) if proposal.trees is None else proposal.trees
+        found = {i: tree for i, tree in enumerate(trees) if tree is not None}
+        out: list[Branches | None] = [None] * len(sequences)
+        if not found:
+            return out
+        sizes = [len(tree) for tree in found.values()]
+        if getattr(self.proposer, "tree_budget", None) == "auto":
+            drafted = sum(len(proposal.drafts[i]) for i in found)
+            named = {sequences[i].request_id: tree for i, tree in found.items()}
+            sizes = self.lengths.tree_sizes(named, drafted, other_rows + len(sequences) - len(found))
+        room -= sum(len(drafts) for i, drafts in enumerate(proposal.drafts) if i not in found)
+        wanted = [(tree, sequences[i].num_computed, sequences[i].blocks) for i, tree in found.items()]
+        for i, (drafts, branches) in zip(found, grow(wanted, sizes, room, self.pool), strict=True):
+            proposal.drafts[i], out[i] = drafts, branches
+            self._scratch += [] if branches is None else branches.scratch
+        return out
+
     def _learn_cost(self, work: list[_Work], seconds: float) -> None:
         """What a step cost beside its drafts, if no prompt was in it: by this the draft length is chosen."""
         if all(item.rows_wanted == len(item.tokens) for item in work):
@@ -313,25 +391,44 @@ class Engine:
         tokens: list[int] = []
         positions: list[int] = []
         select: list[int] = []
+        tables: list[np.ndarray] = []
+        mirrors: list[tuple[int, int]] = []
+        copies: list[Copy] = []
         for item in work:
-            first, end = item.sequence.num_computed, starts[-1] + len(item.tokens)
+            first, begin = item.sequence.num_computed, starts[-1]
+            end = begin + len(item.tokens)
             tokens += item.tokens
-            positions += range(first, first + len(item.tokens))
             select += range(end - item.rows_wanted, end)
-            starts.append(end)
+            if item.tree is None:
+                assert item.sequence.blocks is not None
+                positions += range(first, first + len(item.tokens))
+                tables.append(item.sequence.blocks)
+                starts.append(end)
+                continue
+            positions += item.tree.positions
+            mirrors += item.tree.mirrors(begin, len(tables))
+            copies += item.tree.copies
+            tables += item.tree.tables
+            starts += [begin + branch.end for branch in item.tree.rows.branches]
         if len(self._logits) < len(select):
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
         taps = self._tap_buffer(len(tokens), len(layers))
+        recurrent: dict[str, Any] = {}
+        if self._recurrent is not None:
+            recurrent = self._recurrent.arguments([(w.sequence, len(w.tokens), bool(w.drafts)) for w in work])
         self.model.plan(layers).forward(
             self.cache,
             np.array(positions, np.int32),
             np.array(starts, np.int32),
             tokens=np.array(tokens, np.int32),
-            block_tables=block_tables([item.sequence for item in work]),
+            block_tables=stack_tables(tables),
             select=np.array(select, np.int32),
             logits=self._logits,
             taps=taps,
+            **recurrent,
+            mirrors=np.array(mirrors, np.int32) if mirrors else None,
+            copies=np.array(copies, np.int32) if copies else None,
         )
         return self._logits[: len(select)], taps
 
@@ -351,26 +448,37 @@ class Engine:
     # ---- accept and commit
 
     def _commit(
-        self, work: list[_Work], proposal: Proposal, logits: np.ndarray, taps: np.ndarray | None
+        self,
+        work: list[_Work],
+        proposal: Proposal,
+        logits: np.ndarray,
+        taps: np.ndarray | None,
     ) -> list[StepResult]:
         sampled = [item for item in work if item.rows_wanted]
         states = [item.sequence.state for item in sampled]
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
-        allowed = bitmask([(item.sequence.grammar, item.drafts) for item in sampled])
-        committed: list[list[int]] = []
-        if sampled:
-            committed = verify(logits, states, drafts, allowed, mode=self.sampler, draft_probs=proposal.probs)
-        _check_finite(logits, committed, drafts)
+        paths: list[Seq[int]]  # of each, the rows whose tokens are committed, counted from its own first one
+        if any(item.tree is not None for item in sampled):
+            paths, committed = self._walk(sampled, logits)
+        else:
+            allowed = bitmask([(item.sequence.grammar, item.drafts) for item in sampled])
+            committed = []
+            if sampled:
+                committed = verify(logits, states, drafts, allowed, mode=self.sampler, draft_probs=proposal.probs)
+            paths = [range(len(tokens)) for tokens in committed]
+        _check_finite(logits, committed, paths, drafts)
         now = time.perf_counter()
-        results, row, taken = [], 0, iter(committed)
+        results, row, taken = [], 0, iter(zip(committed, paths, strict=True))
         observed: list[tuple[Sequence, int, np.ndarray]] = []
         end = 0
         for item in work:
             sequence = item.sequence
             first = sequence.num_computed
+            path: Seq[int] = range(len(item.tokens))
             if item.rows_wanted:
-                result = self._take(item, next(taken), logits, row, now)
+                tokens, path = next(taken)
+                result = self._take(item, tokens, logits, [row + r for r in path], now)
                 row += item.rows_wanted
                 results.append(result)
                 rows = len(item.tokens) if not item.drafts else len(result.token_ids)
@@ -379,9 +487,13 @@ class Engine:
             sequence.num_computed = first + rows
             if item.tapped and rows:
                 assert taps is not None
-                observed.append((sequence, first, taps[end : end + rows]))  # rows of rejected drafts are passed over
+                # rows of rejected drafts are passed over
+                own = taps[end : end + rows] if item.tree is None else taps[[end + r for r in path[:rows]]]
+                observed.append((sequence, first, own))
                 sequence.num_tapped = first + rows
             end += len(item.tokens)
+        if self._recurrent is not None:
+            self._recurrent.commit(self.model.isa)
         if observed and self.proposer is not None:
             self.proposer.observe(observed)
             self._warn_of_collapse()
@@ -392,18 +504,29 @@ class Engine:
                 self._release(result.sequence)
         return results
 
-    def _take(self, item: _Work, tokens: list[int], logits: np.ndarray, row: int, now: float) -> StepResult:
-        """Commit what stops let through of one sequence's tokens."""
+    def _walk(self, sampled: list[_Work], logits: np.ndarray) -> tuple[list[Seq[int]], list[list[int]]]:
+        """Follow the target's draws down every tree (drafts in a row are one, too), and bring the keys and values of
+        the accepted path to where the sequence's own are: paths and committed tokens."""
+        parents = [list(range(len(item.drafts))) if item.tree is None else item.tree.rows.parents for item in sampled]
+        found = walk_rows(logits, [item.sequence.state for item in sampled], [i.drafts for i in sampled], parents)
+        for item, (path, _) in zip(sampled, found, strict=True):
+            if item.tree is not None:
+                for source, to, slot, count in item.tree.moves(path):
+                    self.cache.copy_rows(source, to, slot, count)
+                self.lengths.observe_tree(item.tree.chances, len(path) - 1)
+        return [path for path, _ in found], [tokens for _, tokens in found]
+
+    def _take(self, item: _Work, tokens: list[int], logits: np.ndarray, rows: list[int], now: float) -> StepResult:
+        """Commit what stops let through of one sequence's tokens; rows: those of the logits that they came from."""
         sequence = item.sequence
         accepted = len(tokens) - 1
         stop = sequence.stopper.feed(tokens)
         kept = tokens[: stop.num_tokens]
+        drafted = proposed = len(item.drafts) if item.tree is None else item.tree.rows.depth
         for stats in (sequence.stats, self.stats):
-            stats.observe(len(item.drafts), accepted, len(kept))
+            stats.observe(drafted, accepted, len(kept), len(item.drafts))
         if sequence.params.logprobs is not None:
-            rows = range(row, row + len(kept))
-            sequence.logprobs += token_logprobs(logits, list(rows), kept, sequence.params.logprobs)
-        drafted = len(item.drafts)
+            sequence.logprobs += token_logprobs(logits, rows[: len(kept)], kept, sequence.params.logprobs)
         if sequence.grammar is not None:  # the drafter is judged by its own drafts: trimmed ones too, forced ones not
             drafted, accepted = sequence.grammar.drafted, min(accepted, sequence.grammar.kept)
         self.lengths.observe(sequence.request_id, drafted, accepted)
@@ -413,7 +536,7 @@ class Engine:
             sequence.first_token = now
         sequence.last_token = now
         flags = [i < len(tokens) - 1 for i in range(len(kept))]
-        return StepResult(sequence, kept, flags, stop.text)
+        return StepResult(sequence, kept, flags, stop.text, proposed, len(tokens) - 1)
 
     def _warn_of_collapse(self) -> None:
         """Say once that a trained drafter is hardly ever right: the pairing may be wrong in a way no check can see."""
@@ -434,17 +557,10 @@ class Engine:
         self._forget_drafts(sequence)
 
 
-def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
+def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
     """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
     first = 0
-    for block, drafted in zip(committed, drafts, strict=True):
-        if not all(math.isfinite(logits.item(first + i, token)) for i, token in enumerate(block)):
+    for block, path, drafted in zip(committed, paths, drafts, strict=True):
+        if not all(math.isfinite(logits.item(first + row, token)) for row, token in zip(path, block, strict=True)):
             raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
         first += len(drafted) + 1
-
-
-def block_tables(sequences: Seq[Sequence]) -> np.ndarray:
-    """int32 [sequences, most blocks]: the cache blocks of sequences that were admitted."""
-    tables = [s.blocks for s in sequences if s.blocks is not None]
-    assert len(tables) == len(sequences)
-    return stack_tables(tables)

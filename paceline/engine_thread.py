@@ -12,9 +12,10 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.engine import RoundSeconds
 from paceline.errors import EngineDeadError, PacelineError
 from paceline.llm import LLM
 from paceline.llm import _Request as Request
@@ -51,7 +52,7 @@ class Ticket:
 class EngineStats:
     """Counters and gauges after a step. step_histogram: steps by their seconds, see STEP_BUCKETS. gap_histogram: the
     time between two pieces of a request, see GAP_BUCKETS. finished: choices by finish reason. kv_cache_usage: share of
-    cache blocks in use."""
+    cache blocks in use. round_seconds: where the time of the steps went."""
 
     running: int = 0
     waiting: int = 0
@@ -68,6 +69,7 @@ class EngineStats:
     gap_histogram: list[int] = field(default_factory=lambda: [0] * (len(GAP_BUCKETS) + 1))
     finished: dict[str, int] = field(default_factory=dict)
     spec_decode: SpecDecodeStats = field(default_factory=SpecDecodeStats)
+    round_seconds: RoundSeconds = field(default_factory=RoundSeconds)
 
 
 class EngineThread:
@@ -124,6 +126,8 @@ class EngineThread:
                 if self._active:
                     self._step()
                     self._send()
+                    with self.llm._lock:
+                        self.llm._costs.save_now_and_then(self.llm.engine.lengths, beside=True)
         except BaseException as error:
             log.exception("the engine died")
             self.error = error
@@ -272,6 +276,7 @@ class EngineThread:
             prefix_cache_queries=engine.scheduler.stats.queries,
             prefix_cache_hits=engine.scheduler.stats.hits,
             spec_decode=engine.stats.copy(),
+            round_seconds=replace(engine.round_seconds),
         )
 
 

@@ -22,9 +22,10 @@ from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KVCach
 from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
-from paceline.models.target import TargetModel
+from paceline.models.target import TargetModel, state_arguments
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from paceline.prompts import as_list, cache_salt, check_ids, one_params, params_for, token_ids
+from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, draw_seed, make_state
 from paceline.sampling_params import SamplingParams
@@ -170,6 +171,7 @@ class LLM:
             kv_blocks=blocks,
             sampler=sampler,
             prefix_caching=enable_prefix_caching,
+            states=self._states,
         )
         self._costs = CostFile.of(self.model, self._drafter)
         self._costs.load(self.engine.lengths)
@@ -275,6 +277,7 @@ class LLM:
                     ids, end = result.token_ids, sequence.finish_reason
                     delta = StreamDelta(sequence.choice, result.text, ids, result.accepted, end)
                     delta.stop_reason = sequence.stopper.stop_reason
+                    delta.passes = [(result.num_drafts, result.num_accepted)]
                     if sequence.params.logprobs is not None:
                         delta.logprobs = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
                     request.deltas.append(delta)
@@ -427,6 +430,9 @@ class LLM:
                     f"kv_cache_space: {space} GiB asked for, {available / 2**30:.1f} GiB of memory are free"
                 )
 
+        self._states = self._plan_states(budget, max_num_seqs)
+        budget -= self._states.bytes
+
         def needed(blocks: int) -> int:
             beside = self._drafter.cache_bytes(blocks, max_num_seqs) if self._drafter is not None else 0
             return blocks * per_block + beside
@@ -438,6 +444,33 @@ class LLM:
                 f"kv_cache_space: {budget} bytes hold no cache block of {needed(1)} bytes; give more memory"
             )
         return blocks
+
+    def _plan_states(self, budget: int, max_num_seqs: int) -> StatePlan:
+        """Recurrent states out of the budget; none for a model without."""
+        native = self.model.new_states(1)
+        if native is None:
+            return StatePlan()
+        plan = plan_states(
+            budget,
+            native.slot_bytes,
+            native.journal_row_bytes,
+            sequences=max_num_seqs,
+            rows=0 if self._drafter is None else self._drafter.max_drafts + 1,
+            snapshots=self.prefix_caching,
+        )
+        if plan.running < max_num_seqs:
+            log.info(
+                "%d sequences run at once instead of %d: kv_cache_space has room for so many recurrent states",
+                plan.running,
+                max_num_seqs,
+            )
+        if self.prefix_caching and not plan.snapshots:
+            log.warning(
+                "the prefix cache will find nothing: kv_cache_space has no room for snapshots of the recurrent state, "
+                "%.0f MiB each; raise it",
+                native.slot_bytes / 2**20,
+            )
+        return plan
 
     def info(self) -> dict[str, Any]:
         """Facts for start-up lines: path, threads, sizes in bytes, and the memory plan."""
@@ -462,6 +495,9 @@ class LLM:
             "kv_cache_bytes": engine.pool.size * per_block,
             "kv_cache_tokens": engine.pool.size * BLOCK_TOKENS,
             "kv_bytes_per_token": per_block // BLOCK_TOKENS,
+            "state_bytes": self._states.bytes,
+            "states": self._states.running,
+            "state_snapshots": self._states.snapshots,
             "speculation": None if drafter is None else drafter.name,
             "num_speculative_tokens": 0 if drafter is None else drafter.max_drafts,
         }
@@ -481,20 +517,25 @@ class LLM:
         """(bytes read, operations) of one pass of `rows` rows behind `context` tokens with logits of all rows."""
         c = self.model.config
         kv = self.model.new_cache(1).bytes_per_block // BLOCK_TOKENS
-        attention = 4 * c.num_layers * c.num_heads * c.head_dim * (context + rows)
-        return self.model.weight_bytes + kv * (context + rows), rows * (2 * self.model.matrix_elements + attention)
+        attention = 4 * self.model.num_attention_layers * c.num_heads * c.head_dim * (context + rows)
+        states = self.model.new_states(1)
+        state = 0 if states is None else 2 * states.slot_bytes  # read and written
+        return self.model.weight_bytes + kv * (context + rows) + state, rows * (
+            2 * self.model.matrix_elements + attention
+        )
 
     def time_forward(self, rows: int, context: int) -> float:
         """Seconds of one pass of `rows` rows behind `context` tokens, logits of all rows, nothing sampled."""
         blocks = blocks_for(context + rows)
         with self._lock:
             if self._timing is None or self._timing[0] < blocks:
-                cache = self.model.new_cache(blocks)
-                self._timing = (blocks, cache)
-                self._time_pass(cache, blocks, 0, context)
-            return self._time_pass(self._timing[1], blocks, context, rows)
+                cache, states = self.model.new_cache(blocks), self.model.new_states(1)
+                self._timing = (blocks, cache, states)
+                self._time_pass(cache, states, blocks, 0, context)
+            _, cache, states = self._timing
+            return self._time_pass(cache, states, blocks, context, rows)
 
-    def _time_pass(self, cache: Any, blocks: int, start: int, rows: int) -> float:
+    def _time_pass(self, cache: Any, states: Any, blocks: int, start: int, rows: int) -> float:
         plan, elapsed = self.model.plan(), 0.0
         for at in range(start, start + rows, self.model.max_rows):
             n = min(self.model.max_rows, start + rows - at)
@@ -507,6 +548,9 @@ class LLM:
                 "logits": logits,
             }
             positions, starts = np.arange(at, at + n, dtype=np.int32), np.array([0, n], np.int32)
+            if states is not None:
+                states.assume(0, at)
+                arguments |= state_arguments(states, [0])
             begin = time.perf_counter()
             plan.forward(cache, positions, starts, **arguments)
             elapsed += time.perf_counter() - begin

@@ -59,6 +59,8 @@ class StreamDelta:
 
     accepted: for each new id, whether it came from an accepted draft. output: the whole request, on its last delta.
     logprobs: one entry per new id when asked for. stop_reason: with the finish reason, as CompletionOutput has it.
+    passes: (draft tokens, how many of them the model agreed with) of each pass behind this delta; one, unless deltas
+    were joined for a slow reader. Counted before a stop cuts a block.
     """
 
     index: int
@@ -69,3 +71,4 @@ class StreamDelta:
     output: RequestOutput | None = None
     logprobs: list[TokenLogprobs] | None = None
     stop_reason: int | str | None = None
+    passes: list[tuple[int, int]] = field(default_factory=list)

@@ -35,6 +35,9 @@ class Sequence:
     order: int = 0  # of arrival in the engine; who came last is preempted first
     block_ids: list[int] = field(default_factory=list)  # of the cache, for rows 0 to 16 * len - 1
     block_keys: list[bytes] = field(default_factory=list)  # names of the contents of full blocks
+    state_slot: int | None = None  # of the recurrent states, where the model has any
+    snapshot_rows: list[int] = field(default_factory=list)  # after which its state is wanted for the prefix cache
+    last_snapshot: bytes | None = None  # key of the one behind generated tokens: the next one replaces it
     num_published: int = 0  # blocks that were offered to other sequences
     num_computed: int = 0
     num_tapped: int = 0  # of the rows computed: those from 0 on that a drafter has seen

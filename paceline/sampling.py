@@ -27,11 +27,13 @@ from paceline._native import (
     IdMap,
     SamplingState,
     argmax_rows,
+    draft_candidates,
     draft_rows,
     draft_rows_with_probs,
     logprobs_rows,
     reject_rows,
     sample_rows,
+    walk_rows,
 )
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.accept import accept
@@ -44,12 +46,14 @@ __all__ = [
     "TokenLogprobs",
     "argmax_rows",
     "draft",
+    "draft_candidates",
     "draft_with_probs",
     "draw_seed",
     "make_state",
     "sample",
     "token_logprobs",
     "verify",
+    "walk_rows",
 ]
 
 SamplerMode = Literal["coupled", "rejection"]

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.cache import BLOCK_TOKENS, BlockPool, PrefixCacheStats, block_keys, blocks_for
+from paceline.recurrent import RecurrentStates
 from paceline.request import Sequence
 
 
@@ -24,16 +25,22 @@ class Scheduler:
         *,
         max_num_seqs: int,
         prefix_caching: bool = True,
+        states: RecurrentStates | None = None,
         tap_again: Callable[[Sequence, int], bool] = lambda *_: False,
         keep: Callable[[Sequence], int] = lambda _: 0,
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
-        """tap_again: whether a drafter needs so many known tokens of a sequence to be computed once more. keep: how
+        """states: of a recurrent model; a sequence runs when there is one for it too.
+
+        tap_again: whether a drafter needs so many known tokens of a sequence to be computed once more. keep: how
         many tokens at the end of what the cache knows must be computed all the same. on_preempt: called for a sequence
         whose blocks are gone."""
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.prefix_caching = prefix_caching
+        self.states = states
+        if states is not None:
+            pool.on_evict = states.forget
         self.taps_are_shared = True  # a drafter's keys and values are in the blocks, not in rings of its own
         self.stats = PrefixCacheStats()
         self.num_preemptions = 0
@@ -62,8 +69,14 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             return False
-        self.pool.give(sequence.drop_blocks())
+        self._drop(sequence)
         return True
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.pool.give(sequence.drop_blocks())
+        if self.states is not None and sequence.state_slot is not None:
+            self.states.give(sequence.state_slot)
+            sequence.state_slot = None
 
     # ---- admission
 
@@ -72,7 +85,7 @@ class Scheduler:
         more block for each that runs."""
         while self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
-            if self._prompt_is_coming(sequence):
+            if self._prompt_is_coming(sequence) or (self.states is not None and not self.states.free):
                 return
             shared = self._cached_blocks(sequence)
             need = blocks_for(len(sequence.token_ids)) - len(shared)
@@ -96,15 +109,30 @@ class Scheduler:
             return []
         keys = block_keys(sequence.block_keys, sequence.token_ids, usable, sequence.cache_salt)
         found = self.pool.find(keys[:usable])
+        if self.states is not None:
+            self._plan_snapshots(sequence, usable, len(found))
+            found = found[: self.states.known(keys[: len(found)])]
         if self.taps_are_shared:
             tapped = self.pool.num_tapped(found)
+            if self.states is not None:
+                tapped = self.states.known(keys[:tapped])
             missed = BLOCK_TOKENS * (len(found) - tapped)
             if missed and self._tap_again(sequence, missed):
                 return found[:tapped]
         return found
 
+    def _plan_snapshots(self, sequence: Sequence, usable: int, found: int) -> None:
+        """States to keep while the prompt is read: at the last boundary that the same prompt would use again, with a
+        drafter and without, and where the text leaves what the cache knows, which others may share as well."""
+        ends = {usable, (len(sequence.token_ids) - 1) // BLOCK_TOKENS, *({found} if found < usable else ())}
+        sequence.snapshot_rows = sorted(BLOCK_TOKENS * end for end in ends if end)
+
     def _start(self, sequence: Sequence, shared: list[int], need: int) -> None:
         self.pool.share(shared)
+        if self.states is not None:
+            sequence.state_slot = self.states.take()
+            if self.states.load(sequence.state_slot, sequence.block_keys[: len(shared)]) != len(shared):
+                raise AssertionError("the state of a shared beginning is missing")
         sequence.hold(shared)
         sequence.hold(self.pool.take(need))
         sequence.num_computed = BLOCK_TOKENS * len(shared)
@@ -165,10 +193,33 @@ class Scheduler:
         sequence.num_computed = first
         sequence.num_published = min(sequence.num_published, first // BLOCK_TOKENS)
 
+    def restart_rows(self, sequence: Sequence, at_most: int) -> int:
+        """Where `restart` would begin."""
+        if self.states is None:
+            return at_most
+        return BLOCK_TOKENS * self.states.known(sequence.block_keys[: at_most // BLOCK_TOKENS])
+
+    def restart_stale(self) -> None:
+        """Restart sequences whose state has seen rows that were not committed: they were in a pass that failed."""
+        for sequence in self.running if self.states is not None else ():
+            assert self.states is not None and sequence.state_slot is not None
+            if self.states.rows(sequence.state_slot) != sequence.num_computed:
+                self.restart(sequence, sequence.num_computed)
+
+    def restart(self, sequence: Sequence, at_most: int) -> None:
+        """Compute a running sequence's rows again from `at_most` on. What a recurrent state has seen cannot be taken
+        back: there, from the longest state known that has not seen more."""
+        if self.states is None:
+            self.compute_again(sequence, at_most)
+            return
+        assert sequence.state_slot is not None
+        keys = sequence.block_keys[: at_most // BLOCK_TOKENS]
+        self.compute_again(sequence, BLOCK_TOKENS * self.states.load(sequence.state_slot, keys))
+
     def _preempt(self, sequence: Sequence) -> None:
         """Later arrivals than this one all wait, so the front of the queue is its place."""
         self.running.remove(sequence)
-        self.pool.give(sequence.drop_blocks())
+        self._drop(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(sequence)

@@ -201,12 +201,13 @@ def _from_folder(folder: Path) -> Tokenizer:
     }
     settings = optional["tokenizer_config"]
     special = {name: text for name in _SPECIAL_NAMES if (text := _token_text(settings.get(name))) is not None}
-    eos = _ids(optional["generation_config"].get("eos_token_id"), folder) or _ids(
-        optional["config"].get("eos_token_id"), folder
-    )
+    config = optional["config"]
+    if isinstance(config.get("text_config"), dict):  # of a model with more parts
+        config = {**config["text_config"], **config}
+    eos = _ids(optional["generation_config"].get("eos_token_id"), folder) or _ids(config.get("eos_token_id"), folder)
     if "eos_token" in special:
         eos += _ids(backend.token_to_id(special["eos_token"]), folder)
-    bos = optional["config"].get("bos_token_id")
+    bos = config.get("bos_token_id")
     if "bos_token" in special:
         bos = backend.token_to_id(special["bos_token"])
     return Tokenizer(

@@ -107,9 +107,8 @@ def _body(prompt: str, text: str) -> str:
         return ""
     whole = textwrap.dedent("\n".join(lines)).splitlines()
     tries = [_indented(lines), [INDENT + line for line in whole], [INDENT + lines[0].lstrip(), *_indented(lines[1:])]]
-    kept = [_valid(prompt, candidate) for candidate in tries]
-    longest = max(kept, key=len)
-    return "\n".join(longest)
+    best = max((_valid(prompt, candidate) for candidate in tries), key=len)
+    return "\n".join(best)
 
 
 def _indented(lines: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from paceline.bench.hybrid_shapes import is_hybrid, layer_shapes, neutral
 from paceline.errors import CheckpointError, ConfigError
 from paceline.weights.checkpoint import Checkpoint, LoadDtype
 
@@ -77,7 +78,44 @@ _LLAMA_8B = _decoder(
     "llama", 32, 4096, 14336, 32, 8, 128, 128256, rope_theta=5e5, rope_scaling=_LLAMA3, max_position_embeddings=131072
 )
 
+
+def _qwen35(layers: int, hidden: int, inner: int, heads: int, kv: int, tied: bool) -> dict[str, Any]:
+    return _decoder(
+        "qwen3_5_text",
+        layers,
+        hidden,
+        inner,
+        heads,
+        kv,
+        256,
+        248320,
+        rope_theta=1e7,
+        partial_rotary_factor=0.25,
+        tie_word_embeddings=tied,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        linear_conv_kernel_dim=4,
+        max_position_embeddings=262144,
+    )
+
+
+_QWEN35_9B = _qwen35(32, 4096, 12288, 16, 4, False)
+_QWEN35_9B_DRAFTER = {
+    **_drafter(_QWEN35_9B, 6, 12288, [1, 8, 15, 22, 29], 16, 248070),
+    "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+    "sliding_window": 2048,
+    "use_sliding_window": True,
+}
+
 SHAPES: dict[str, Shape] = {
+    "Qwen3.5-9B": Shape(
+        _QWEN35_9B,
+        _QWEN35_9B_DRAFTER,
+        "of the published drafter, depth, kinds of layers, block and mask are known; its width, heads, taps and window "
+        "are taken to be those of its relatives",
+    ),
     "Qwen3-0.6B": _qwen3(28, 1024, 3072, 16, True, False),
     "Qwen3-1.7B": _qwen3(28, 2048, 6144, 16, True, False),
     "Qwen3-4B": _qwen3(36, 2560, 9728, 32, True, True),
@@ -118,6 +156,11 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for i in range(config["num_hidden_layers"]):
         at = f"{prefix}.{i}"
         shapes |= {f"{at}.input_layernorm.weight": (hidden,), f"{at}.post_attention_layernorm.weight": (hidden,)}
+        shapes |= {f"{at}.mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
+        shapes[f"{at}.mlp.down_proj.weight"] = (hidden, inner)
+        if is_hybrid(config):
+            shapes |= layer_shapes(config, i)
+            continue
         for name, rows in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
             shapes[f"{at}.self_attn.{name}.weight"] = (rows, hidden)
             if config["model_type"] == "qwen2":
@@ -125,8 +168,6 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         shapes[f"{at}.self_attn.o_proj.weight"] = (hidden, q)
         if config["model_type"] == "qwen3":
             shapes |= {f"{at}.self_attn.{n}_norm.weight": (dim,) for n in "qk"}
-        shapes |= {f"{at}.mlp.{n}_proj.weight": (inner, hidden) for n in ("gate", "up")}
-        shapes[f"{at}.mlp.down_proj.weight"] = (hidden, inner)
     if drafter:
         taps = len(config["dflash_config"]["target_layer_ids"])
         return {
@@ -164,11 +205,22 @@ class RandomCheckpoint(Checkpoint):
     def load(self, name: str, dtype: LoadDtype | None = None) -> np.ndarray:
         shape = self.shape(name)
         if len(shape) == 1:
-            values = np.full(shape, 0.0 if name.endswith("bias") else 1.0, ml_dtypes.bfloat16)
+            one = neutral(name) if is_hybrid(self.config) else 0.0 if name.endswith("bias") else 1.0
+            values = np.full(shape, one, ml_dtypes.bfloat16)
         else:
-            offset = hash_of(name) % POOL  # no two tensors alike
-            values = np.resize(np.roll(self._pool, offset), shape)
+            values = self._cut(hash_of(name) % (POOL // 4), shape)  # no two tensors alike
         return values.astype(np.float32) if dtype == "float32" else values
+
+    def _cut(self, start: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Values of the pool from `start` on. Rows overlap, so that the matrix takes no memory of its own; their starts
+        are far apart where there are few."""
+        n, k = shape[0], int(np.prod(shape[1:]))
+        step = (POOL - start - k) // n
+        if step < 1:
+            return np.resize(self._pool[start:], shape)
+        size = self._pool.itemsize
+        rows = np.lib.stride_tricks.as_strided(self._pool[start:], (n, k), (step * size, size), writeable=False)
+        return rows if len(shape) == 2 else rows.reshape(shape)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -100,6 +100,32 @@ def serve(
             rich_help_panel=SERVER_PANEL,
         ),
     ] = None,
+    tool_call_parser: Annotated[
+        str,
+        typer.Option(
+            "--tool-call-parser",
+            metavar="NAME",
+            help="How it writes tool calls: hermes, llama3_json, mistral, pythonic, none; auto: by its template.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = "auto",
+    enable_auto_tool_choice: Annotated[
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice/--no-enable-auto-tool-choice",
+            help="Accepted: tools are always served.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = True,
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            "--reasoning-parser",
+            metavar="NAME",
+            help="How the model marks reasoning: qwen3, deepseek_r1, mistral, seed_oss, none; auto: by its template.",
+            rich_help_panel=SERVER_PANEL,
+        ),
+    ] = "auto",
     per_request_spec_decode_metrics: Annotated[
         Literal["none", "summary"],
         typer.Option(
@@ -109,6 +135,8 @@ def serve(
         ),
     ] = "summary",
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     cpus: Annotated[
         str | None,
@@ -238,6 +266,9 @@ def serve(
     if cpus is not None:
         plan.bind_cpus(cpus)
     template = _template(chat_template)
+    from paceline.server.features import ModelFeatures, check_parsers
+
+    check_parsers(tool_call_parser, reasoning_parser)
     from paceline.server.run import serve as run_server
     from paceline.server.run import take_port
 
@@ -248,7 +279,7 @@ def serve(
     with download_progress() as progress:
         path = resolve_model(model, progress=progress)
     space = plan.kv_cache_space(kv_cache_space)
-    plan.check_memory(path, dtype, space)
+    plan.check_memory(path, dtype, space, quantization)
     from paceline.async_llm import AsyncLLM
     from paceline.llm import LLM
     from paceline.server.settings import MIB, ServerSettings
@@ -256,6 +287,8 @@ def serve(
     llm = LLM(
         model,
         dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         speculative_config=None if no_speculation else speculation or "auto",
         threads=threads,
         max_model_len=max_model_len,
@@ -268,6 +301,7 @@ def serve(
     if template is not None:
         llm.tokenizer.templates["default"] = template
     _check_drafts(llm, num_speculative_tokens, allow_longer_drafts)
+    ModelFeatures(llm.tokenizer, llm.info()["architecture"], tool_call_parser, reasoning_parser)  # do they fit?
     keys = [*(api_key or []), *filter(None, [os.environ.get("PACELINE_API_KEY")])]
     settings = ServerSettings(
         model_names=tuple(served_model_name or [model]),
@@ -278,6 +312,8 @@ def serve(
         allow_longer_drafts=allow_longer_drafts,
         spec_metrics=per_request_spec_decode_metrics,
         max_logprobs=max_logprobs,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
     )
     for line in start_lines(llm, num_speculative_tokens):
         print(line, file=sys.stderr)
@@ -314,7 +350,7 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
     weights, cache = facts["weights_bytes"] / 2**20, facts["kv_cache_bytes"] / 2**20
     return [
         f"Path: {facts['isa']}, {opt.count(facts['threads'], 'thread')}",
-        f"Memory: {weights:,.0f} MiB of {facts['dtype']} weights, KV cache up to {cache:,.0f} MiB "
+        f"Memory: {weights:,.0f} MiB of {facts['weight_type']} weights, KV cache up to {cache:,.0f} MiB "
         f"({facts['kv_cache_tokens']:,} tokens of {facts['kv_bytes_per_token'] / 1024:.1f} KiB)",
         f"Context: {facts['max_model_len']:,} tokens; {opt.count(llm.engine.max_num_seqs, 'choice')} at a time; "
         f"drafts: {drafts}",
@@ -324,6 +360,7 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
 def _warm_up(llm: LLM) -> None:
     """A few tokens, so that the first client does not pay for plans and first touches of memory."""
     from paceline.cache import PrefixCacheStats
+    from paceline.engine import RoundSeconds
     from paceline.sampling_params import SamplingParams
     from paceline.speculation.stats import SpecDecodeStats
 
@@ -331,6 +368,7 @@ def _warm_up(llm: LLM) -> None:
         [[0, 0]], SamplingParams(temperature=0.0, max_tokens=min(6, llm.max_model_len - 2) or 1, ignore_eos=True)
     )
     llm.engine.stats, llm.engine.scheduler.stats = SpecDecodeStats(), PrefixCacheStats()  # nobody asked for these
+    llm.engine.round_seconds = RoundSeconds()
 
 
 def _template(given: str | None) -> str | None:

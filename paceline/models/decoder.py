@@ -182,7 +182,7 @@ def add_heads(
     net.qkv_post(
         "qkv",
         "q",
-        "_local" if local else "",
+        rope="_local" if local else "",
         **heads,
         rotary_dim=rope.rotary_dim if rotated else 0,
         interleaved=rope.interleaved,

@@ -122,8 +122,8 @@ def _decoder(reader: ConfigReader) -> DecoderConfig:
         # drafters rotate whole heads; a factor copied from a hybrid target's config means nothing here
         own["rope_parameters"] = {k: v for k, v in fields["rope_parameters"].items() if k != "partial_rotary_factor"}
     for name in ("rope_parameters", "rope_scaling"):
-        rope = reader.mapping(name)
-        if rope.get("rope_type", rope.get("type")) == "longrope":
+        scaling = reader.mapping(name)
+        if scaling.get("rope_type", scaling.get("type")) == "longrope":
             raise ConfigError(f"{where}: {name}: rope_type = 'longrope' is not supported in a drafter")
     decoder = read_decoder(own, where=where, qkv_bias=bias, output_bias=bias, qk_norm=True)
     if reader.flag("use_swa", False) and reader.integer("swa_window_size", 0, least=0) not in (0, *decoder.windows):

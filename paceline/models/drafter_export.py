@@ -48,6 +48,10 @@ def convert_drafter(drafter: Checkpoint, target: Checkpoint, layout: DrafterLayo
     """The drafter in another packaging. Raises ConfigError or CheckpointError, for a target that does not fit too."""
     where = str(drafter.path)
     c = read_drafter_config(drafter.config, where)
+    if c.packaging == "transformers":
+        raise ConfigError(
+            f"{where}: {drafter.config.get('model_type')} drafters have no other packaging; use it as it is"
+        )
     found = misfit(c, read_config(target))
     if found is not None:
         raise ConfigError(f"{where}: {found[0]} = {found[1]!r} does not fit {target.path}, which has {found[2]!r}")

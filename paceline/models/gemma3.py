@@ -59,7 +59,10 @@ def _read_ropes(reader: ConfigReader, own: dict[str, Any], head_dim: int) -> tup
     inner = ConfigReader(parameters, f"{reader.where}: rope_parameters")
     whole = {"rope_theta": reader.number("rope_theta", GLOBAL_THETA), **reader.mapping("rope_scaling")}
     whole |= inner.mapping("full_attention")
-    local = {"rope_theta": reader.number("rope_local_base_freq", LOCAL_THETA), **inner.mapping("sliding_attention")}
+    local = {
+        "rope_theta": reader.number("rope_local_base_freq", LOCAL_THETA, least=1e-3),
+        **inner.mapping("sliding_attention"),
+    }
     own = {**own, "rope_theta": None, "rope_scaling": None, "rope_parameters": whole}
     sliding = {**own, "rope_parameters": local}
     return read_rope(ConfigReader(sliding, f"{reader.where}: sliding_attention"), head_dim), own

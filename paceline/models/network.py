@@ -14,6 +14,7 @@ from paceline.weights.checkpoint import Checkpoint
 from paceline.weights.quantise import NAMES, STORED, Conversions, Quantization, choose_format, quantise, quantised_rows
 
 PANEL = 32
+PIECE_BYTES = 64 << 20  # of a tensor that are packed before what was read of its file is released
 
 
 def packed_bytes(n: int, k: int, *, f32: bool, gated: bool = False, quantised: bool = False) -> int:
@@ -73,6 +74,18 @@ class WeightLoader:
             row += rows
         return weight
 
+    def packed_rows(self, parts: Sequence[tuple[str, int, np.ndarray | None]], k: int) -> Any:
+        """Like `packed`, of matrices (name, rows) of which the rows listed are taken, in that order (None: all)."""
+        for name, rows, _ in parts:
+            self._expect(name, (rows, k))
+        quant = choose_format([self.checkpoint.stored_dtype(name) for name, *_ in parts], self.quantization)
+        sizes = [rows if order is None else len(order) for _, rows, order in parts]
+        weight, row = self._new(sum(sizes), k, False, quant), 0
+        for (name, rows, order), size in zip(parts, sizes, strict=True):
+            self._jobs.append(self._pool.submit(self._fill, weight, name, (rows, k), row, 0, order))
+            row += size
+        return weight
+
     def _new(self, n: int, k: int, gated: bool, quant: Any | None) -> Any:
         weight = _native.Packed(self.arena, n, k, self.f32, gated, quant or _native.Quant.NONE)
         kind = NAMES[quant] if quant else "float32" if self.f32 else "bfloat16"
@@ -96,7 +109,7 @@ class WeightLoader:
             weight = _native.Packed(self.arena, n, k, False, False, STORED[stored])
             weight.fill_quant(self.checkpoint.blocks(name))
             return weight
-        values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")
+        values = np.ascontiguousarray(self._load(name, (n, k), "float32" if self.f32 else "bfloat16"))
         return values if self.f32 else values.view(np.uint16)
 
     def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -134,13 +147,27 @@ class WeightLoader:
         finally:
             self._pool.shutdown(cancel_futures=True)
 
-    def _fill(self, weight: Any, name: str, shape: tuple[int, int], row: int, part: int) -> None:
+    def _fill(
+        self,
+        weight: Any,
+        name: str,
+        shape: tuple[int, int],
+        row: int,
+        part: int,
+        order: np.ndarray | None = None,
+    ) -> None:
         if weight.quant != _native.Quant.NONE:
-            weight.fill_quant(quantised_rows(self.checkpoint, name, weight.quant, self.conversions), row, part)
+            blocks = quantised_rows(self.checkpoint, name, weight.quant, self.conversions)
+            weight.fill_quant(blocks if order is None else np.ascontiguousarray(blocks[order]), row, part)
             self.checkpoint.release_pages()
             return
-        self._put(weight, self._load(name, shape, "float32" if self.f32 else "bfloat16"), row, part)
-        self.checkpoint.release_pages()
+        values = self._load(name, shape, "float32" if self.f32 else "bfloat16")
+        if order is not None:
+            values = values[order]
+        step = max(1, PIECE_BYTES // (values.itemsize * shape[1]))
+        for first in range(0, len(values), step):  # a vocabulary's matrix takes gigabytes
+            self._put(weight, values[first : first + step], row + first, part)
+            self.checkpoint.release_pages()
 
     def _put(self, weight: Any, values: np.ndarray, row: int, part: int) -> None:
         values = np.ascontiguousarray(values)
@@ -200,7 +227,7 @@ class Network:
     def linear(self, source: str, out: str, weight: Any, *, epilogue: str = "STORE", **options: Any) -> None:
         self.plan.linear(self[source], self[out], weight, epilogue=getattr(_native.Epilogue, epilogue), **options)
 
-    def qkv_post(self, source: str, out: str, rope: str = "", **options: Any) -> None:
+    def qkv_post(self, source: str, out: str, *, rope: Any = "", **options: Any) -> None:
         """rope: the suffix of the angles' buffers."""
         self.plan.qkv_post(self[source], self[out], self["cos" + rope], self["sin" + rope], **options)
 
@@ -227,6 +254,12 @@ class Network:
     ) -> None:
         """out += the experts that `router` chooses for each row of norm(source)."""
         self.plan.experts(self[source], self[router], self[out], list(gate_up), list(down), **o)
+
+    def short_conv(self, source: str, rows: str, **options: Any) -> None:
+        self.plan.short_conv(self[source], self[rows], **options)
+
+    def delta_rule(self, source: str, rows: str, out: str, **options: Any) -> None:
+        self.plan.delta_rule(self[source], self[rows], self[out], **options)
 
     def copy(self, source: str, out: str, width: int, offset: int = 0) -> None:
         self.plan.copy(self[source], self[out], width, offset)

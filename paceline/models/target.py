@@ -12,11 +12,12 @@ import numpy as np
 from paceline import _native, runtime
 from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KV_CACHE_DTYPES, KVCacheDtype, Quantization
 from paceline.errors import CapacityError, ConfigError
-from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_moe, smollm3
+from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
 from paceline.models.fields import check_fields
 from paceline.models.network import Network, WeightLoader
+from paceline.models.qwen3_5 import HybridConfig
 from paceline.models.views import TEXT_PARTS, decoder_view
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.quantise import check_quantization, expected_bytes
@@ -33,6 +34,7 @@ MODULES: dict[str, Any] = {
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
 }
@@ -106,12 +108,15 @@ class TargetModel:
         self.config = config.within(max_model_len or config.max_position_embeddings)
         self.kv_cache_dtype = resolve_kv_cache_dtype(kv_cache_dtype, self.dtype, self.config.head_dim)
         quantised = self.quantization != "none"
-        capacity = weight_bytes(self.config, f32=self.f32, quantised=quantised)
+        capacity = _size(self.config, f32=self.f32, quantised=quantised)
         self.weight_bytes = expected_bytes(checkpoint, self.quantization) if quantised else capacity
         available = runtime.available_memory()
-        if self.weight_bytes > available:
+        needed = self.weight_bytes
+        if not quantised and not self.config.tie_word_embeddings:  # the embedding's table is not packed
+            needed += self.config.vocab_size * self.config.hidden_size * (4 if self.f32 else 2)
+        if needed > available:
             raise CapacityError(
-                f"{checkpoint.path}: needs {self.weight_bytes / 2**30:.1f} GiB for its weights, "
+                f"{checkpoint.path}: needs {needed / 2**30:.1f} GiB for its weights, "
                 f"{available / 2**30:.1f} GiB of memory are free; use a smaller model or a machine with more memory"
             )
         loader = WeightLoader(
@@ -122,7 +127,10 @@ class TargetModel:
             quantization=self.quantization,
         )
         try:
-            self.weights = load_decoder(loader, self.config)
+            if isinstance(self.config, HybridConfig):
+                self.weights = qwen3_5.load(loader, self.config)
+            else:
+                self.weights = load_decoder(loader, self.config)
             loader.refuse_unused()
         finally:
             loader.finish()
@@ -159,7 +167,10 @@ class TargetModel:
                         f"target_layer_ids: {layer} is outside -1..{self.config.num_layers - 1} of this target"
                     )
             net = Network(self.pool, self.isa, f32=self.f32, max_rows=self.max_rows)
-            build_decoder(net, self.config, self.weights, key)
+            if isinstance(self.config, HybridConfig):
+                qwen3_5.build(net, self.config, self.weights, key)
+            else:
+                build_decoder(net, self.config, self.weights, key)
             self._plans[key] = net.plan
         return self._plans[key]
 
@@ -167,7 +178,23 @@ class TargetModel:
         """A key/value cache of `blocks` blocks of 16 tokens; memory is taken as blocks are first written."""
         c = self.config
         int8 = self.kv_cache_dtype == "int8"
-        return _native.KVCache(c.num_layers, c.num_kv_heads, c.head_dim, blocks, self.f32, int8)
+        return _native.KVCache(self.num_attention_layers, c.num_kv_heads, c.head_dim, blocks, self.f32, int8)
+
+    @property
+    def num_attention_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.config.num_attention if isinstance(self.config, HybridConfig) else self.config.num_layers
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether sequences have a state besides their keys and values, so that passes need `new_states`."""
+        return isinstance(self.config, HybridConfig)
+
+    def new_states(self, slots: int) -> _native.StateCache | None:
+        """Recurrent states of `slots` sequences and a journal for a pass's rows; None for a model without."""
+        if not isinstance(self.config, HybridConfig):
+            return None
+        return qwen3_5.new_states(self.config, self.pool, slots, self.max_rows)
 
     def logits(self, tokens: Sequence[int], *, taps: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
         """Logits [n, vocab] of every row of one text from an empty cache, and its taps [n, len(taps) * H].
@@ -180,7 +207,7 @@ class TargetModel:
         table = np.arange(blocks, dtype=np.int32)[None]
         logits = np.empty((n, self.vocab_size), np.float32)
         tapped = np.empty((n, max(1, len(taps)) * self.config.hidden_size), np.float32)
-        plan = self.plan(taps)
+        plan, states = self.plan(taps), self.new_states(1)
         for start in range(0, n, self.max_rows):
             end = min(n, start + self.max_rows)
             rows = end - start
@@ -193,13 +220,39 @@ class TargetModel:
                 select=np.arange(rows, dtype=np.int32),
                 logits=logits[start:end],
                 taps=tapped[start:end] if taps else None,
+                **state_arguments(states, [0]),
             )
         return logits, tapped
+
+
+def state_arguments(
+    states: _native.StateCache | None,
+    slots: Sequence[int],
+    journal: Sequence[int] | None = None,
+    snapshots: Sequence[tuple[int, int, int]] = (),
+) -> dict[str, Any]:
+    """What `Plan.forward` takes for the recurrent states of its sequences.
+
+    journal: first journal row of each sequence, -1 where all of its rows are committed as they come (default).
+    snapshots: (sequence, rows, slot), ascending: the state behind so many of its rows also goes to another slot.
+    """
+    if states is None:
+        return {}
+    return {
+        "state": states,
+        "slots": np.array(slots, np.int32),
+        "journal": np.array([-1] * len(slots) if journal is None else journal, np.int32),
+        "snapshots": np.array(snapshots, np.int32).reshape(-1, 3) if snapshots else None,
+    }
 
 
 def read_config(checkpoint: Checkpoint) -> DecoderConfig:
     """The checkpoint's configuration. Raises ConfigError for a family that is not supported."""
     kind = checkpoint.config.get("model_type")
+    if kind in TEXT_PARTS and not isinstance(checkpoint.config.get("text_config"), dict):
+        raise ConfigError(
+            f"{checkpoint.path}: text_config is missing; a {kind} checkpoint has its text model's config there"
+        )
     config = decoder_view(checkpoint).config
     module = MODULES.get(str(config.get("model_type")))
     if module is None:
@@ -208,6 +261,22 @@ def read_config(checkpoint: Checkpoint) -> DecoderConfig:
         )
     check_fields(config, getattr(module, "FIELDS", ()), str(checkpoint.path))
     return module.read_config(config)
+
+
+def _size(config: DecoderConfig, *, f32: bool, quantised: bool = False) -> int:
+    if isinstance(config, HybridConfig):
+        return qwen3_5.weight_bytes(config, f32=f32, quantised=quantised)
+    return weight_bytes(config, f32=f32, quantised=quantised)
+
+
+def planned_bytes(checkpoint: Checkpoint, dtype: str, quantization: str) -> int:
+    """Bytes of all packed matrices, before any is read. Raises ConfigError."""
+    checkpoint = decoder_view(checkpoint)
+    stored = resolve_dtype(dtype)
+    resolved = resolve_quantization(quantization, stored)
+    if resolved != "none":
+        return expected_bytes(checkpoint, resolved)
+    return _size(read_config(checkpoint), f32=stored == "float32")
 
 
 def load_model(path: str | Path, **options: Any) -> TargetModel:

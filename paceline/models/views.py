@@ -6,6 +6,7 @@ copied: a piece is read from the tensor it lies in when it is asked for.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,20 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ConfigError
+from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint, LoadDtype
 
+log = logging.getLogger(__name__)
+
 # multimodal model_type -> that of its text part
-TEXT_PARTS = {"gemma3": "gemma3_text", "muse_glimmer": "muse_glimmer_text"}
+TEXT_PARTS = {"gemma3": "gemma3_text", "muse_glimmer": "muse_glimmer_text", "qwen3_5": "qwen3_5_text"}
 # where the text part's tensors are, in the layouts that are published
 _PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-# parts that see and hear: not of the text model
+# parts that see and hear or draft: not of the text model
 _OTHER_PARTS = re.compile(
-    r"(model\.)?(vision_tower|vision_adapter|vision_projection|multi_modal_projector|perception_emb_norm)\."
+    r"(model\.)?(vision_tower|vision_adapter|vision_projection|multi_modal_projector|perception_emb_norm|visual|mtp)\."
 )
 
 
@@ -86,7 +90,10 @@ def decoder_view(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     config = text_config(checkpoint.config)
     pieces = {name: Piece(name, checkpoint.shape(name)) for name in checkpoint.names()}
-    if config is not checkpoint.config:
+    if config.get("model_type") in TEXT_PARTS.values():
+        others = sum(bool(_OTHER_PARTS.match(name)) for name in pieces)
+        if others:
+            log.info("%s: %d tensors of other parts (vision, drafting) are not used", checkpoint.path, others)
         pieces = {_renamed(name): piece for name, piece in pieces.items() if not _OTHER_PARTS.match(name)}
     split = _SPLITTERS.get(str(config.get("model_type")))
     if split is not None:
@@ -108,10 +115,14 @@ def assistant_view(checkpoint: Checkpoint) -> Checkpoint:
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the text part; the same object where there are no parts."""
     kind, inner = config.get("model_type"), config.get("text_config")
-    if kind not in TEXT_PARTS or not isinstance(inner, dict):
+    if not isinstance(kind, str) or kind not in TEXT_PARTS:
         return config
-    tied = {k: config[k] for k in ("tie_word_embeddings",) if k in config}
-    return {**tied, **inner, "model_type": TEXT_PARTS[str(kind)]}
+    if not isinstance(inner, dict):
+        raise ConfigError(
+            f"config.json: text_config = {shown(inner)}: must be the config of the text model inside this {kind} model"
+        )
+    outer = {k: config[k] for k in ("tie_word_embeddings", "eos_token_id", "bos_token_id") if k in config}
+    return {**outer, **inner, "model_type": TEXT_PARTS[kind]}
 
 
 def _renamed(name: str) -> str:

@@ -58,28 +58,28 @@ inline void store_int8_value(const float* x, int head_dim, uint8_t* block, int s
 }
 
 // As scores_t of kernels.inl.
-template <int TQ>
+template <int TQ, int NB>
 inline void int8_scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
   const int quads = quads_of(p.head_dim);
   const size_t scales = int8_scale_offset(p.head_dim);
   float scale[TQ];
-  I acc[TQ][4];
+  I acc[TQ][NB];
   for (int r = 0; r < TQ; ++r) {
     int32_t sum;
     memcpy(&scale[r], static_cast<const uint8_t*>(q[r]) + quads * 4, 4);
     memcpy(&sum, static_cast<const uint8_t*>(q[r]) + quads * 4 + 4, 4);
-    for (int b = 0; b < 4; ++b) acc[r][b] = S::quads_start(sum);
+    for (int b = 0; b < NB; ++b) acc[r][b] = S::quads_start(sum);
   }
   for (int d = 0; d < quads; ++d) {
-    Quads k[4];
-    for (int b = 0; b < 4; ++b) k[b] = S::load_quads(blocks[b] + d * 64);
+    Quads k[NB];
+    for (int b = 0; b < NB; ++b) k[b] = S::load_quads(blocks[b] + d * 64);
     for (int r = 0; r < TQ; ++r) {
       int32_t x;
       memcpy(&x, static_cast<const uint8_t*>(q[r]) + d * 4, 4);
-      for (int b = 0; b < 4; ++b) acc[r][b] = S::dot_quads(acc[r][b], k[b], x);
+      for (int b = 0; b < NB; ++b) acc[r][b] = S::dot_quads(acc[r][b], k[b], x);
     }
   }
-  for (int b = 0; b < 4; ++b) {
+  for (int b = 0; b < NB; ++b) {
     const V ks = S::load(reinterpret_cast<const float*>(blocks[b] + scales));
     for (int r = 0; r < TQ; ++r)
       S::store(out + r * kPartition + b * 16, S::mul(S::to_float(acc[r][b]), S::mul(S::set1(scale[r]), ks)));

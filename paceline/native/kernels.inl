@@ -6,10 +6,10 @@
 //
 // Everything lives in an unnamed namespace: see kernels.h.
 #include "kernels.h"
+#include "vector_math.inl"
 
 namespace {
 
-using paceline::Act;
 using paceline::AttentionArgs;
 using paceline::CacheType;
 using paceline::Epilogue;
@@ -30,71 +30,6 @@ constexpr int kFarRows = 6;
 // Panels up to this size stay in the second-level cache, two at a time, while row tiles pass over them.
 constexpr size_t kSharedPanelBytes = 128 << 10;
 constexpr float kNegInf = -__builtin_inff();
-
-// ---------------------------------------------------------------- scalars and reductions
-
-inline float lane_sum(V x) { return S::lane_sum(x); }
-inline float lane_max(V x) { return S::lane_max(x); }
-
-// e^x, relative error below 2e-7; exactly 0 below -87 (the polynomial of Cephes' expf).
-inline V exp_v(V x) {
-  const V c = S::min(S::max(x, S::set1(-87.0f)), S::set1(88.0f));
-  const V n = S::nearest(S::mul(c, S::set1(1.44269504088896341f)));
-  V r = S::fma(n, S::set1(-0.693359375f), c);
-  r = S::fma(n, S::set1(2.12194440e-4f), r);
-  V p = S::set1(1.9875691500e-4f);
-  p = S::fma(p, r, S::set1(1.3981999507e-3f));
-  p = S::fma(p, r, S::set1(8.3334519073e-3f));
-  p = S::fma(p, r, S::set1(4.1665795894e-2f));
-  p = S::fma(p, r, S::set1(1.6666665459e-1f));
-  p = S::fma(p, r, S::set1(5.0000001201e-1f));
-  p = S::fma(p, S::mul(r, r), S::add(r, S::set1(1.0f)));
-  return S::zero_below(S::ldexp_int(p, n), x, -87.0f);
-}
-
-inline V silu_v(V x) { return S::div(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
-
-inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
-  const V e = exp_v(S::add(x, x));
-  return S::sub(S::set1(1.0f), S::div(S::set1(2.0f), S::add(e, S::set1(1.0f))));
-}
-
-inline V gelu_tanh_v(V x) {
-  const V inner = S::mul(S::set1(0.7978845608028654f), S::fma(S::mul(S::set1(0.044715f), S::mul(x, x)), x, x));
-  return S::mul(S::mul(S::set1(0.5f), x), S::add(S::set1(1.0f), tanh_v(inner)));
-}
-
-inline void store_act(void* base, size_t index, Act act, V x) {
-  if (act == Act::kBF16)
-    S::store_bf16(static_cast<uint16_t*>(base) + index, x);
-  else
-    S::store(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x);
-}
-
-inline V load_part(const float* p, int n) {
-  if (n >= 16) return S::load(p);
-  float t[16] = {0};
-  for (int i = 0; i < n; ++i) t[i] = p[i];
-  return S::load(t);
-}
-
-inline void store_part(float* p, V x, int n) {
-  if (n >= 16) return S::store(p, x);
-  float t[16];
-  S::store(t, x);
-  for (int i = 0; i < n; ++i) p[i] = t[i];
-}
-
-inline void store_act_part(void* base, size_t index, Act act, V x, int n) {
-  if (n >= 16) return store_act(base, index, act, x);
-  if (act == Act::kBF16) {
-    uint16_t t[16];
-    S::store_bf16(t, x);
-    for (int i = 0; i < n; ++i) static_cast<uint16_t*>(base)[index + i] = t[i];
-  } else {
-    store_part(static_cast<float*>(base) + index, act == Act::kF32Rounded ? S::round_bf16(x) : x, n);
-  }
-}
 
 // ---------------------------------------------------------------- matrix product
 
@@ -421,50 +356,53 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
 
 // ---------------------------------------------------------------- attention
 
-// Scores of TQ query vectors against the four blocks of a partition: out [TQ][64], unscaled.
-template <int TQ, bool F32>
+// Scores of TQ query vectors against the first NB blocks of a partition: out [TQ][64], unscaled.
+template <int TQ, bool F32, int NB>
 inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
-  V acc[TQ][4];
+  V acc[TQ][NB];
   for (int r = 0; r < TQ; ++r)
-    for (int b = 0; b < 4; ++b) acc[r][b] = S::zero();
+    for (int b = 0; b < NB; ++b) acc[r][b] = S::zero();
   if constexpr (F32) {
     for (int d = 0; d < p.head_dim; ++d) {
-      V k[4];
-      for (int b = 0; b < 4; ++b) k[b] = S::load(reinterpret_cast<const float*>(blocks[b]) + d * 16);
+      V k[NB];
+      for (int b = 0; b < NB; ++b) k[b] = S::load(reinterpret_cast<const float*>(blocks[b]) + d * 16);
       for (int r = 0; r < TQ; ++r) {
         const V x = S::set1(static_cast<const float*>(q[r])[d]);
-        for (int b = 0; b < 4; ++b) acc[r][b] = S::fma(k[b], x, acc[r][b]);
+        for (int b = 0; b < NB; ++b) acc[r][b] = S::fma(k[b], x, acc[r][b]);
       }
     }
   } else {
     for (int d = 0; d < p.head_dim / 2; ++d) {
-      Pairs k[4];
-      for (int b = 0; b < 4; ++b) k[b] = S::load_pairs(reinterpret_cast<const uint16_t*>(blocks[b]) + d * 32);
+      Pairs k[NB];
+      for (int b = 0; b < NB; ++b) k[b] = S::load_pairs(reinterpret_cast<const uint16_t*>(blocks[b]) + d * 32);
       for (int r = 0; r < TQ; ++r) {
 #ifdef PACELINE_BF16_DOT
         const uint32_t x = static_cast<const uint32_t*>(q[r])[d];
-        for (int b = 0; b < 4; ++b) acc[r][b] = S::dot_pairs(acc[r][b], k[b], x);
+        for (int b = 0; b < NB; ++b) acc[r][b] = S::dot_pairs(acc[r][b], k[b], x);
 #else
         const V x0 = S::set1(static_cast<const float*>(q[r])[2 * d]);
         const V x1 = S::set1(static_cast<const float*>(q[r])[2 * d + 1]);
-        for (int b = 0; b < 4; ++b) acc[r][b] = S::fma(S::odd(k[b]), x1, S::fma(S::even(k[b]), x0, acc[r][b]));
+        for (int b = 0; b < NB; ++b) acc[r][b] = S::fma(S::odd(k[b]), x1, S::fma(S::even(k[b]), x0, acc[r][b]));
 #endif
       }
     }
   }
   for (int r = 0; r < TQ; ++r)
-    for (int b = 0; b < 4; ++b) S::store(out + r * kPartition + b * 16, acc[r][b]);
+    for (int b = 0; b < NB; ++b) S::store(out + r * kPartition + b * 16, acc[r][b]);
 }
 
 // Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
+// Meanwhile `step` bytes per key are asked for from the blocks in `next` (null: nothing).
 template <int TQ, int NV, CacheType kType>
 inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
-                     int d, float* out, size_t ld) {
+                     int d, float* out, size_t ld, const uint8_t* const* next, size_t step) {
   V acc[TQ][NV];
   for (int r = 0; r < TQ; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
   for (int j = k0; j < k1; ++j) {
     const uint8_t* base = blocks[j / 16];
+    if (next)
+      for (size_t i = 0; i < step; i += 64) S::prefetch_far(next[j / 16] + size_t(j % 16) * step + i);
     V x[NV];
     for (int v = 0; v < NV; ++v) {
       const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
@@ -501,6 +439,14 @@ void merge(float* state, const float* partial, int head_dim) {
   state[0] = top;
 }
 
+template <int TQ, CacheType kType, int NB>
+inline void any_scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
+  if constexpr (kType == CacheType::kInt8)
+    int8_scores_t<TQ, NB>(p, q, blocks, out);
+  else
+    scores_t<TQ, kType == CacheType::kF32, NB>(p, q, blocks, out);
+}
+
 template <int TQ, CacheType kType>
 void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
   constexpr bool kInt8 = kType == CacheType::kInt8;
@@ -532,13 +478,22 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
     for (int b = 0; b * 16 < used; ++b)
       for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
-    if constexpr (kInt8)
-      int8_scores_t<TQ>(p, q, blocks, score);
+    // and, while values are added up, for the next one, so that a long context streams
+    const bool more = base + 2 * kPartition - 1 <= last;
+    const uint8_t* next[4] = {};
+    for (int b = 0; more && b < 4; ++b)
+      next[b] = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
+    const size_t step = p.block_bytes / kKeysPerBlock;
+    const int filled = (used + 15) / 16;  // blocks; lanes of the others would be masked
+    if (filled == 1)
+      any_scores_t<TQ, kType, 1>(p, q, blocks, score);
+    else if (filled == 2)
+      any_scores_t<TQ, kType, 2>(p, q, blocks, score);
     else
-      scores_t<TQ, kType == CacheType::kF32>(p, q, blocks, score);
+      any_scores_t<TQ, kType, 4>(p, q, blocks, score);
     for (int r = 0; r < TQ; ++r) {
       V s[4], m = S::set1(kNegInf);
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < filled; ++b) {
         const int at = base + b * 16;
         s[b] = S::mul(S::load(score + r * kPartition + b * 16), S::set1(p.scale));
         if (p.softcap > 0.0f) s[b] = S::mul(tanh_v(S::div(s[b], S::set1(p.softcap))), S::set1(p.softcap));
@@ -548,7 +503,7 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       const float top = lane_max(m);
       partial[r * ld] = top;
       V sum = S::zero();
-      for (int b = 0; b < 4; ++b) {
+      for (int b = 0; b < filled; ++b) {
         const V e = top == kNegInf ? S::zero() : exp_v(S::sub(s[b], S::set1(top)));
         sum = S::add(sum, e);
         S::store(score + r * kPartition + b * 16, kInt8 ? S::mul(e, value_scales(blocks[b], p.head_dim)) : e);
@@ -558,9 +513,10 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     const size_t offset = kInt8 ? int8_value_offset(p.head_dim) : size_t(p.head_dim) * kKeysPerBlock;
     size_t d = 0;
     for (; d + 64 <= width; d += 64)
-      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld,
+                             more && d == 0 ? next : nullptr, step);
     for (; d < width; d += 16)
-      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld);
+      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld, nullptr, step);
     for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
   }
 }

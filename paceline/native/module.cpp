@@ -20,9 +20,11 @@ using namespace paceline;
 void register_sampling(nb::module_& m);
 void register_dequant(nb::module_& m);
 void register_quant(nb::module_& m);
+void register_delta(nb::module_& m);
 void register_markov_head(nb::module_& m);
 void register_candidate_selector(nb::module_& m);
 void register_draft_step(nb::module_& m);
+void register_draft_tree(nb::module_& m);
 
 namespace {
 
@@ -143,8 +145,18 @@ NB_MODULE(_native, m) {
               throw std::invalid_argument("read: outside the cache");
             c.read(layer, block, slot, keys.data(), values.data());
           },
-          "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert());
+          "layer"_a, "block"_a, "slot"_a, "keys"_a.noconvert(), "values"_a.noconvert())
+      .def(
+          "copy_rows",
+          [](KVCache& c, int from, int to, int slot, int count) {
+            c.check_copy(from, to, slot, count);
+            nb::gil_scoped_release release;
+            for (int layer = 0; layer < c.layers; ++layer)
+              for (int head = 0; head < c.kv_heads; ++head) c.copy_rows(layer, head, from, to, slot, count);
+          },
+          "source"_a, "to"_a, "slot"_a, "count"_a);
 
+  register_delta(m);
   nb::enum_<BufferKind>(m, "BufferKind")
       .value("F32", BufferKind::kF32)
       .value("ACT", BufferKind::kAct)
@@ -172,9 +184,9 @@ NB_MODULE(_native, m) {
           "profile", [](PyPlan& p, bool on) { p.plan->profile(on); }, "on"_a)
       .def_prop_ro("op_times",
                    [](const PyPlan& p) {
-                     static const char* const names[] = {"embed",     "rope",    "linear",     "qkv_post",
-                                                         "attention", "copy",    "local_conv", "norm",
-                                                         "gate",      "softcap", "experts"};
+                     static const char* const names[] = {"embed",   "rope",       "linear",    "qkv_post", "attention",
+                                                         "copy",    "local_conv", "norm",      "gate",     "softcap",
+                                                         "experts", "short_conv", "delta_rule"};
                      nb::list out;
                      const auto& ns = p.plan->op_ns();
                      for (size_t i = 0; i < ns.size(); ++i) {
@@ -362,6 +374,45 @@ NB_MODULE(_native, m) {
           },
           "input"_a, "out"_a, "width"_a, "offset"_a = 0)
       .def(
+          "short_conv",
+          [](PyPlan& p, int in, int rows, int layer, ConstFloats2 weight, int heads, int head_dim) {
+            Op op{};
+            op.kind = Op::kShortConv;
+            op.in = in;
+            op.rows = rows;
+            op.heads = heads;
+            op.head_dim = head_dim;
+            op.taps = int(weight.shape(0));
+            op.width = int(weight.shape(1));
+            p.vectors.push_back(std::make_unique<std::vector<float>>(weight.data(), weight.data() + weight.size()));
+            p.vectors.back()->resize(weight.size() + 32);
+            op.delta_net.layer = layer;
+            op.delta_net.conv = p.vectors.back()->data();
+            p.plan->add(op);
+          },
+          "input"_a, "rows"_a, "layer"_a, "weight"_a, "heads"_a, "head_dim"_a)
+      .def(
+          "delta_rule",
+          [](PyPlan& p, int in, int rows, int out, int layer, int channels, int kernel, Floats rate, Floats dt_bias,
+             Floats norm, float eps) {
+            Op op{};
+            op.kind = Op::kDeltaRule;
+            op.in = in;
+            op.rows = rows;
+            op.out = out;
+            op.heads = int(rate.shape(0));
+            op.head_dim = int(norm.shape(0));
+            op.taps = kernel;
+            op.width = channels;
+            op.delta_net.layer = layer;
+            op.delta_net.rate = p.vector(rate, rate.shape(0), "rate");
+            op.delta_net.dt_bias = p.vector(dt_bias, rate.shape(0), "dt_bias");
+            op.delta_net.norm = p.vector(norm, norm.shape(0), "norm");
+            op.delta_net.eps = eps;
+            p.plan->add(op);
+          },
+          "input"_a, "rows"_a, "out"_a, "layer"_a, "channels"_a, "kernel"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a)
+      .def(
           "softcap",
           [](PyPlan& p, int out, int width, float scale, float cap) {
             Op op{};
@@ -401,7 +452,9 @@ NB_MODULE(_native, m) {
           "forward",
           [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
              std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
-             std::optional<Floats2> taps, std::optional<ConstFloats2> input) {
+             std::optional<Floats2> taps, std::optional<ConstFloats2> input, StateCache* state,
+             std::optional<Ints> slots, std::optional<Ints> journal, std::optional<Ints2> snapshots,
+             std::optional<Ints2> mirrors, std::optional<Ints2> copies) {
             Batch b;
             b.rows = int(positions.shape(0));
             b.sequences = int(starts.shape(0)) - 1;
@@ -440,12 +493,37 @@ NB_MODULE(_native, m) {
               b.input = input->data();
               b.ld_input = input->shape(1);
             }
+            if (state) {
+              if (!slots || !journal || int(slots->shape(0)) != b.sequences || int(journal->shape(0)) != b.sequences)
+                throw std::invalid_argument("slots, journal: one per sequence");
+              b.state.cache = state;
+              b.state.slots = slots->data();
+              b.state.journal = journal->data();
+              b.state.starts = b.starts;
+              b.state.sequences = b.sequences;
+              if (snapshots) {
+                if (snapshots->shape(1) != 3) throw std::invalid_argument("snapshots: [n, 3]");
+                b.state.snapshots = reinterpret_cast<const Snapshot*>(snapshots->data());
+                b.state.num_snapshots = int(snapshots->shape(0));
+              }
+            }
+            if (mirrors) {
+              if (mirrors->shape(1) != 2) throw std::invalid_argument("mirrors: expected (row, sequence) pairs");
+              b.mirrors = mirrors->data();
+              b.mirrored = int(mirrors->shape(0));
+            }
+            if (copies) {
+              if (copies->shape(1) != 4) throw std::invalid_argument("copies: expected (from, to, slot, count)");
+              b.copies = copies->data();
+              b.copied = int(copies->shape(0));
+            }
             nb::gil_scoped_release release;
             p.plan->run(b, cache);
           },
           "cache"_a.none(), "positions"_a, "row_starts"_a, "tokens"_a = nb::none(), "block_tables"_a = nb::none(),
           "select"_a = nb::none(), "logits"_a.noconvert() = nb::none(), "taps"_a.noconvert() = nb::none(),
-          "input"_a = nb::none());
+          "input"_a = nb::none(), "state"_a.none() = nb::none(), "slots"_a = nb::none(), "journal"_a = nb::none(),
+          "snapshots"_a = nb::none(), "mirrors"_a = nb::none(), "copies"_a = nb::none());
 
   // Floors of design.md section 4. GB/s of the best of a plain and a prefetching read loop; operations per second.
   m.def(
@@ -493,4 +571,5 @@ NB_MODULE(_native, m) {
   register_markov_head(m);
   register_candidate_selector(m);
   register_draft_step(m);
+  register_draft_tree(m);
 }

@@ -43,6 +43,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
     : pool_(std::move(pool)),
       kernels_(kernels),
       quant_kernels_(quant_kernels_for(kernels.name)),
+      delta_kernels_(delta_kernels_for(kernels.name)),
       f32_(f32),
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
@@ -162,6 +163,10 @@ void Plan::add(Op op) {
     case Op::kExperts:
       check_experts(op);
       break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      add_delta(op);
+      break;
   }
   int tiles = -1;
   if (op.kind == Op::kAttention) {
@@ -235,6 +240,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       }
     }
   }
+  if (cache) check_branches(b, cache);
   if (b.selected > max_rows_) throw std::invalid_argument("select: more rows than a pass holds");
   for (int i = 0; i < b.selected; ++i)
     if (b.select[i] < 0 || b.select[i] >= b.rows) throw std::invalid_argument("selected row does not exist");
@@ -252,6 +258,7 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
         throw std::invalid_argument("the cache does not fit the plan");
     }
   }
+  check_delta(b);
   for (const Buffer& buf : buffers_) {
     if (buf.kind == BufferKind::kInput && (!b.input || b.ld_input < size_t(buf.width)))
       throw std::invalid_argument("this plan needs input rows of width " + std::to_string(buf.width));
@@ -259,6 +266,29 @@ void Plan::check(const Batch& b, const KVCache* cache) const {
       throw std::invalid_argument("this plan needs room for taps of width " + std::to_string(buf.width));
     if (buf.kind == BufferKind::kLogits && b.selected && (!b.logits || b.ld_logits < size_t(buf.width)))
       throw std::invalid_argument("this plan needs room for logits of width " + std::to_string(buf.width));
+  }
+}
+
+void Plan::check_branches(const Batch& b, const KVCache* cache) {
+  for (int i = 0; i < b.copied; ++i) {
+    const int32_t* c = b.copies + size_t(i) * 4;
+    cache->check_copy(c[0], c[1], c[2], c[3]);
+  }
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], sequence = b.mirrors[2 * i + 1];
+    if (row < 0 || row >= b.rows || sequence < 0 || sequence >= b.sequences)
+      throw std::invalid_argument("mirrors: no such row or sequence");
+    if (b.positions[row] >= b.positions[b.starts[sequence]])
+      throw std::invalid_argument("mirrors: a row is mirrored in front of a sequence's own rows");
+  }
+}
+
+// Keys and values of heads [begin, end) of k and v that a pass writes besides those of its rows at home.
+void Plan::write_branches(const Op& op, const Batch& b, KVCache* cache, const QkvPostArgs& args, Range heads) const {
+  for (int i = 0; i < b.mirrored; ++i) {
+    const int row = b.mirrors[2 * i], at = b.positions[row];
+    const int block = b.tables[size_t(b.mirrors[2 * i + 1]) * b.table_width + at / kKeysPerBlock];
+    for (int h = heads.begin; h < heads.end; ++h) kernels_.qkv_post(args, row, op.heads + h, block, at % kKeysPerBlock);
   }
 }
 
@@ -318,6 +348,7 @@ void Plan::plan_attention(const Batch& b) {
 
 void Plan::run(const Batch& batch, KVCache* cache) {
   check(batch, cache);
+  if (batch.state.cache) batch.state.cache->begin();
   plan_attention(batch);
   if (!counters_) counters_.reset(new std::atomic<int>[ops_.size() * 2]);
   for (size_t i = 0; i < ops_.size() * 2; ++i) counters_[i].store(0, std::memory_order_relaxed);
@@ -327,8 +358,9 @@ void Plan::run(const Batch& batch, KVCache* cache) {
   }
   if (quant_groups_ && !quant_private_) {
     const size_t row = quant_groups_ * sizeof(QuantGroup);
-    quant_private_ = std::make_unique<Region>(row * kPrivateRows * pool_->size());
-    quant_shared_ = std::make_unique<Region>(row * size_t(max_rows_));
+    // the last tile of a pass may have fewer rows, but its records lie as far apart as those of the others
+    quant_private_ = std::make_unique<Region>(row * (kPrivateRows * size_t(pool_->size()) + kMaxQuantRows));
+    quant_shared_ = std::make_unique<Region>(row * (size_t(max_rows_) + kMaxQuantRows));
     quant_row_ = std::make_unique<Region>(quant_groups_ * kGroup * 4 * size_t(pool_->size()));
   }
   if (expert_scratch_.places) expert_scratch_.allocate(act_item());
@@ -345,6 +377,8 @@ void Plan::run(const Batch& batch, KVCache* cache) {
       if (timed && tid == 0) op_ns_[i] += now_ns() - start;
     }
   });
+  if (const StateBatch& s = batch.state; s.cache)
+    s.cache->passed(s.slots, s.journal, s.starts, s.sequences, s.snapshots, s.num_snapshots);
 }
 
 void Plan::profile(bool on) { op_ns_.assign(on ? ops_.size() : 0, 0); }
@@ -416,6 +450,14 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       a.cache = cache->layer(op.layer);
       a.block_bytes = cache->block_bytes();
       a.cache_type = cache->type;
+      if (b.copied) {
+        const Range mine = share(b.copied * op.kv_heads, tid, threads);
+        for (int i = mine.begin; i < mine.end; ++i) {
+          const int32_t* c = b.copies + size_t(i / op.kv_heads) * 4;
+          cache->copy_rows(op.layer, i % op.kv_heads, c[0], c[1], c[2], c[3]);
+        }
+      }
+      if (b.mirrored) write_branches(op, b, cache, a, share(2 * op.kv_heads, tid, threads));
       const int heads = op.heads + 2 * op.kv_heads;
       // by heads, so that a thread mostly finds what it computed itself (cores may share no cache); by rows when there
       // are more threads than heads
@@ -464,6 +506,10 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       break;
     case Op::kExperts:
       experts(op, b, tid);
+      break;
+    case Op::kShortConv:
+    case Op::kDeltaRule:
+      delta(op, b, tid);
       break;
     case Op::kAttention:
       break;
@@ -566,11 +612,18 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
     }
     return;
   }
-  for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < int(t.split.size());) {
+  const auto split = [&](int i) {
     const Tiles::Item& item = t.items[t.split[i].first];
     const int part = t.split[i].second;
     float* out = partials_.data() + item.partial + state * item.tile.count * size_t(part - item.first_part);
     kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, part, part + 1, out);
+  };
+  const int parts = int(t.split.size()), threads = pool_->size();
+  if (parts > 16 * threads) {  // neighbours to one thread, which has asked for them
+    const Range mine = share(parts, tid, threads);
+    for (int i = mine.begin; i < mine.end; ++i) split(i);
+  } else {
+    for (int i; (i = counter[0].fetch_add(1, std::memory_order_relaxed)) < parts;) split(i);
   }
   pool_->barrier();
   for (int i; (i = counter[1].fetch_add(1, std::memory_order_relaxed)) < int(t.items.size());) {

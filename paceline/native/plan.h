@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "delta_net.h"
 #include "experts.h"
 #include "kernels.h"
 #include "storage.h"
@@ -21,7 +22,21 @@ enum class BufferKind : int {
 };
 
 struct Op {
-  enum Kind { kEmbed, kRope, kLinear, kQkvPost, kAttention, kCopy, kLocalConv, kNorm, kGate, kSoftcap, kExperts };
+  enum Kind {
+    kEmbed,
+    kRope,
+    kLinear,
+    kQkvPost,
+    kAttention,
+    kCopy,
+    kLocalConv,
+    kNorm,
+    kGate,
+    kSoftcap,
+    kExperts,
+    kShortConv,
+    kDeltaRule
+  };
   Kind kind;
   int in = -1, out = -1;
   // linear
@@ -54,6 +69,9 @@ struct Op {
   bool add = false;
   // experts: `in` rows, their norm, router logits in `delta`
   const ExpertWeights* experts = nullptr;
+  // short convolution: in -> out; delta rule: in, rows -> out (delta_net.h)
+  int rows = -1;
+  DeltaLayer delta_net;
 };
 
 struct Batch {
@@ -67,6 +85,13 @@ struct Batch {
   float* logits = nullptr;             // [selected, ld_logits]
   float* taps = nullptr;               // [rows, ld_taps]
   size_t ld_input = 0, ld_logits = 0, ld_taps = 0;
+  StateBatch state;  // of plans with a delta net
+  // Branches of a tree of drafts are sequences whose tables share their first blocks. Before the rows of a pass write
+  // their keys and values, `copies` brings committed rows into a branch's own blocks: (from, to, slot, count).
+  // `mirrors` are (row, sequence): the row's keys and values are also written into that sequence's blocks.
+  int mirrored = 0, copied = 0;
+  const int32_t* mirrors = nullptr;  // [mirrored, 2]
+  const int32_t* copies = nullptr;   // [copied, 4]
 };
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
@@ -111,9 +136,14 @@ class Plan {
   struct Tiles;  // how the query vectors of a batch are cut into tiles, per attention geometry
 
   void check(const Batch& batch, const KVCache* cache) const;
+  static void check_branches(const Batch& batch, const KVCache* cache);
+  void write_branches(const Op& op, const Batch& batch, KVCache* cache, const QkvPostArgs& args, Range heads) const;
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
   void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp
+  void add_delta(const Op& op) const;                            // plan_delta.cpp, these three
+  void check_delta(const Batch& batch) const;
+  void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
   void check_block(const Op& op);                              // plan_blocks.cpp: kNorm, kGate, kSoftcap
@@ -129,6 +159,7 @@ class Plan {
   std::shared_ptr<ThreadPool> pool_;
   const Kernels& kernels_;
   const QuantKernels& quant_kernels_;
+  const DeltaKernels& delta_kernels_;
   const bool f32_;
   const Act act_;
   const bool far_prefetch_;

@@ -7,7 +7,8 @@ namespace paceline {
 namespace {
 
 constexpr size_t kPrefetchBytes = 8192;
-constexpr int kWholePanelRows = 6;  // up to here a tile walks over both halves of a panel at once
+constexpr size_t kPrivateValues = 8192;  // quantising more than these in every thread costs more than a barrier
+constexpr int kWholePanelRows = 6;       // up to here a tile walks over both halves of a panel at once
 
 }  // namespace
 
@@ -54,7 +55,7 @@ void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
   const size_t groups = size_t(quant_groups(w.k));
   const int tiles = (rows + kMaxQuantRows - 1) / kMaxQuantRows, tile_rows = (rows + tiles - 1) / tiles;
 
-  const bool own = rows <= kPrivateRows;
+  const bool own = rows <= kPrivateRows && (rows == 1 || size_t(rows) * size_t(w.k) <= kPrivateValues);
   auto* records = reinterpret_cast<QuantGroup*>(own ? quant_private_->data() + size_t(tid) * kPrivateRows *
                                                                                    quant_groups_ * sizeof(QuantGroup)
                                                     : quant_shared_->data());

@@ -187,4 +187,25 @@ void KVCache::read(int layer_index, int block, int slot, float* keys, float* val
   }
 }
 
+void KVCache::check_copy(int from, int to, int slot, int count) const {
+  if (from < 0 || from >= blocks || to < 0 || to >= blocks || from == to || slot < 0 || count < 1 ||
+      slot + count > kKeysPerBlock)
+    throw std::invalid_argument("copy_rows: outside the cache");
+}
+
+void KVCache::copy_rows(int layer_index, int kv_head, int from, int to, int slot, int count) {
+  const auto at = [&](int block) { return layer(layer_index) + (size_t(block) * kv_heads + kv_head) * block_bytes_; };
+  const uint8_t* source = at(from);
+  uint8_t* target = at(to);
+  const auto copy = [&](size_t offset, size_t bytes) { std::memcpy(target + offset, source + offset, bytes); };
+  // keys lie side by side by four bytes (one fp32, two bf16, four int8), values row by row, scales side by side
+  const size_t item = type == CacheType::kF32 ? 4 : type == CacheType::kBF16 ? 2 : 1;
+  const size_t keys = key_bytes(key_width(head_dim, type), type), width = size_t(value_width(head_dim)) * item;
+  for (size_t line = 0; line < keys; line += kKeysPerBlock * 4) copy(line + size_t(slot) * 4, size_t(count) * 4);
+  copy(keys + size_t(slot) * width, size_t(count) * width);
+  if (type == CacheType::kInt8)
+    for (size_t i = 0; i < 2; ++i)
+      copy(keys + kKeysPerBlock * width + (i * kKeysPerBlock + size_t(slot)) * 4, size_t(count) * 4);
+}
+
 }  // namespace paceline

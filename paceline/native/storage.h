@@ -74,6 +74,9 @@ class KVCache {
   size_t bytes() const { return region_.bytes(); }
   // A stored row back as fp32: keys, then values, each [kv_heads, head_dim].
   void read(int layer, int block, int slot, float* keys, float* values) const;
+  // Rows [slot, slot + count) of a block into the same slots of another, bit for bit.
+  void copy_rows(int layer, int kv_head, int from, int to, int slot, int count);
+  void check_copy(int from, int to, int slot, int count) const;
 
   const int layers, kv_heads, head_dim, blocks;
   const CacheType type;

@@ -48,6 +48,13 @@ def begins_in_reasoning(style: ReasoningStyle, prompt: str) -> bool | None:
     return True if style.implicit or tail.endswith(style.start) else None
 
 
+def begins_behind(style: ReasoningStyle, text: str) -> bool | None:
+    """`begins_in_reasoning` for an output that goes on from the beginning of one."""
+    parser = ReasoningParser(style, True if style.implicit else None)
+    parser.feed(text)
+    return None if parser.is_open else parser.in_reasoning
+
+
 class ReasoningParser:
     """Splits the text of one output. White space at both ends of the reasoning, and between it and the answer, belongs
     to neither."""
@@ -67,6 +74,11 @@ class ReasoningParser:
     @property
     def in_reasoning(self) -> bool:
         return self._place == "reasoning"
+
+    @property
+    def is_open(self) -> bool:
+        """Nothing has come yet that says where the output begins."""
+        return self._place == "before"
 
     def feed(self, text: str) -> ChatDelta:
         """What becomes certain with this text, in pieces of any size."""

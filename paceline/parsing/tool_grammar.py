@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.structured.source import closed, quoted
+from paceline.structured.params import StructuredOutputsParams
+from paceline.structured.source import closed, json_options, quoted
 
 # as Python's json.dumps writes it, which is what models see in their training data; nothing for white space to loop in
 _JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
@@ -22,17 +23,25 @@ def calls_grammar(
     several: bool,
     special: Mapping[str, int],
     template: str = "",
+    answer: StructuredOutputsParams | None = None,
 ) -> str:
     """A Lark grammar for one call to one of `tools` (name, schema of the arguments), or for one or more if `several`.
 
     special: tags that are special tokens, with their ids. template: the chat template, where a format has variants.
-    Arguments have no members but those that their schema lists, unless it says otherwise. Raises ConfigError for a
-    format that has no grammar, or a schema that the format cannot carry.
+    answer: of kind json or json_object, what the output may be instead of calls. Arguments have no members but those
+    that their schema lists, unless it says otherwise. Raises ConfigError for a format that has no grammar, or a schema
+    that the format cannot carry.
     """
     build = {"hermes": _hermes, "llama3_json": _llama3, "mistral": _mistral, "pythonic": _pythonic}.get(parser)
     if build is None:
         raise ConfigError(f"tool_call_parser: {parser!r} has no grammar, so tool_choice can only be 'auto' or 'none'")
-    return build([(name, _arguments_schema(schema)) for name, schema in tools], several, special, template)
+    calls = build([(name, _arguments_schema(schema)) for name, schema in tools], several, special, template)
+    if answer is None:
+        return calls
+    schema = json.loads(str(answer.json)) if answer.json is not None else {"type": "object"}
+    if answer.disable_additional_properties:
+        schema = closed(schema)
+    return f"start: calls | answer\nanswer: {_json(schema, json_options(answer))}\ncalls{calls.removeprefix('start')}"
 
 
 Tools = list[tuple[str, dict[str, Any]]]

@@ -94,6 +94,9 @@ def _tool(where: str, value: Any) -> Tool:
     properties = parameters.get("properties", {})
     if not isinstance(properties, Mapping):
         raise ToolsError(f"{where}.function.parameters.properties={shown(properties)}: use an object of schemas")
+    required = parameters.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise ToolsError(f"{where}.function.parameters.required={shown(required)}: use a list of names")
     try:
         plain, definition = json.loads(json.dumps([dict(parameters), dict(value)], allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -109,12 +112,14 @@ def plan_tools(
     parser: str | None = None,
     parallel_tool_calls: bool = True,
     reasoning_end: str | None = None,
+    answer: StructuredOutputsParams | None = None,
 ) -> ToolPlan:
     """OpenAI's `tools` and `tool_choice` (None, "none", "auto", "required", or a named function) of one request.
 
     parser: name of the model's format, from `choose_tool_parser` or the operator; None: "hermes", the most common.
     "required" and a named function become a grammar in that format, so that the output always parses: at least one
     call, exactly one for a named function or with parallel_tool_calls=False. reasoning_end: the calls come behind it.
+    answer: what an answer has to match (of kind json or json_object); with "auto" the output is that, or calls.
     Raises ToolsError, which names the field. Whether the tools' schemas compile shows when the engine compiles them.
     """
     offered = read_tools(tools)
@@ -122,20 +127,21 @@ def plan_tools(
     if not isinstance(parallel_tool_calls, bool):
         raise ToolsError(f"parallel_tool_calls={shown(parallel_tool_calls)}: use True or False")
     if choice == "none":
-        return ToolPlan()
+        return ToolPlan(structured_outputs=answer)
     name = parser or "hermes"
     markers = tool_parser_class(name).markers
     special = {marker: token for marker in markers if (token := _special(tokenizer, marker)) is not None}
     grammar = None
-    if choice != "auto":
-        wanted = offered if choice == "required" else [tool for tool in offered if tool.name == chosen]
-        several = choice == "required" and parallel_tool_calls
+    if choice != "auto" or answer is not None:
+        wanted = [tool for tool in offered if chosen in (None, tool.name)]
+        several = chosen is None and parallel_tool_calls
         text = calls_grammar(
             name,
             [(tool.name, tool.parameters) for tool in wanted],
             several=several,
             special=special,
             template=tokenizer.chat_template or "",
+            answer=answer if choice == "auto" else None,
         )
         grammar = StructuredOutputsParams(grammar=text, reasoning_end=reasoning_end)
     return ToolPlan(

@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's interface, for text."""
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's interface."""
 
 from __future__ import annotations
 
@@ -10,39 +10,65 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paceline.outputs import RequestOutput
+from paceline.sampling_params import SamplingParams
 from paceline.server import render
+from paceline.server.anthropic_blocks import Blocks
+from paceline.server.anthropic_input import TOOL_NAMES, choice_of, messages_of, tools_of
 from paceline.server.errors import bad
-from paceline.server.messages import chat_prompt
-from paceline.server.protocol import MAX_STOPS, GenerationRequest
+from paceline.server.features import ModelFeatures
+from paceline.server.protocol import MAX_STOPS, ToolRequest
+from paceline.server.reader import Reader
 from paceline.server.service import Job, Service, new_id
+from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.transport import EventStream, JsonResponse, anthropic_error_event, named_event, unless_gone
+from paceline.server.turn import Asked, prepare
+from paceline.server.wanted import Wanted, from_format, from_structured
 
 _STOP_REASONS = {"length": "max_tokens", "abort": "pause_turn"}
 
 
-class CountRequest(GenerationRequest):
+class CountRequest(ToolRequest):
     messages: list[dict[str, Any]]
     system: str | list[dict[str, Any]] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
 
-    async def prompt(self, service: Service) -> list[int]:
-        """Token ids. Raises ApiError; a last message of the assistant is a beginning to go on from."""
-        messages = list(self.messages)
+    def wanted(self) -> Wanted | None:
+        """Raises ApiError."""
+        config = self.output_config or {}
+        for name in config:
+            if name not in ("format", "effort"):
+                raise bad(f"output_config.{name}", config[name], "use format or effort")
+        answer = from_format("output_config.format", config.get("format"))
+        if answer is None:
+            answer = from_format("output_format", self.output_format)
+        return from_structured(self.structured_outputs, besides=answer)
+
+    def asked(self, model: ModelFeatures) -> Asked:
+        """A last message of the assistant is a beginning to go on from. Raises ApiError."""
+        messages = messages_of(self.messages)
         if self.system:
             messages = [{"role": "system", "content": self.system}, *messages]
-        for i, message in enumerate(self.messages):
-            if message.get("role") not in ("user", "assistant", "system"):
-                raise bad(f"messages[{i}].role", message.get("role"), "use 'user' or 'assistant'")
         prefilled = bool(self.messages) and self.messages[-1].get("role") == "assistant"
-        _, ids = await chat_prompt(
-            service.engine,
+        reasons = model.reasoning is not None
+        effort = (self.output_config or {}).get("effort")
+        choice, parallel = choice_of(self.tool_choice)
+        return Asked(
             messages,
             self.chat_template_kwargs,
+            {
+                **thinking_variables(self.thinking, model.variables, reasons=reasons),
+                **effort_variables("output_config.effort", effort, model.variables, reasons=reasons),
+            },
+            tools_of(self.tools),
+            choice,
+            parallel,
+            self.wanted(),
             add_generation_prompt=not prefilled,
             continue_final_message=prefilled,
-            add_special_tokens=False,
+            names=TOOL_NAMES,
         )
-        return ids
 
 
 class MessagesRequest(CountRequest):
@@ -66,18 +92,20 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(request: MessagesRequest, raw: Request) -> Response | None:
-        return await Turn(service, request).respond(raw)
+        return await Answer(service, request).respond(raw)
 
     @routes.post("/v1/messages/count_tokens", response_model=None)
     async def count_tokens(request: CountRequest) -> Response:
         request.check()
         service.check_model(request.model)
-        return JsonResponse({"input_tokens": len(await request.prompt(service))})
+        asked = request.asked(service.features)
+        turn = await prepare(service.engine, service.features, asked, SamplingParams())
+        return JsonResponse({"input_tokens": len(turn.ids)})
 
     return routes
 
 
-class Turn:
+class Answer:
     """One Messages request."""
 
     def __init__(self, service: Service, request: MessagesRequest) -> None:
@@ -90,20 +118,23 @@ class Turn:
         r.check()
         service.check_model(r.model)
         params = r.sampling(max_tokens=r.max_tokens, logprobs=None)
+        self.turn = await prepare(service.engine, service.features, r.asked(service.features), params)
         run = service.run(
-            [await r.prompt(service)],
-            params,
+            [self.turn.ids],
+            self.turn.params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            grammar_field=self.turn.grammar_field,
+            counter=self.turn.counter,
         )
         if not r.stream:
 
             async def work() -> Response:
                 async with run as job:
                     [output] = await service.finish(job)
-                    return JsonResponse(self.whole(job, output))
+                    return JsonResponse(await service.engine.work(lambda: self.whole(job, output)))
 
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
@@ -128,36 +159,34 @@ class Turn:
         }
 
     def whole(self, job: Job, output: RequestOutput) -> dict[str, Any]:
-        choice = output.outputs[0]
-        content = [{"type": "text", "text": choice.text}] if choice.text else []
-        body = self.message(job, content, len(choice.token_ids), output.num_cached_tokens) | _ending(output)
+        choice, blocks, reader = output.outputs[0], Blocks(), self.turn.reader()
+        for part in reader.whole(choice.text):
+            blocks.add(part)
+        blocks.end()
+        body = self.message(job, blocks.blocks, len(choice.token_ids), output.num_cached_tokens)
         metrics = self.service.settings.spec_metrics != "none"
-        return body | render.extras(output, metrics=metrics, meta=bool(self.request.return_meta_info))
+        extras = render.extras(output, metrics=metrics, meta=bool(self.request.return_meta_info))
+        return body | _ending(output, reader) | extras
 
     async def stream(self, stack: AsyncExitStack, job: Job) -> AsyncGenerator[bytes, None]:
+        blocks, reader = Blocks(), self.turn.reader()
         async with stack:
-            block = {"type": "text", "text": ""}
-            yield named_event({"type": "message_start", "message": self.message(job, [], 0)}) + named_event(
-                {"type": "content_block_start", "index": 0, "content_block": block}
-            )
+            yield named_event({"type": "message_start", "message": self.message(job, [], 0)})
             async for _, delta in self.service.deltas(job):
-                if delta.text:
-                    piece = {"type": "text_delta", "text": delta.text}
-                    yield named_event({"type": "content_block_delta", "index": 0, "delta": piece})
+                events = b"".join(map(blocks.add, reader.read(delta)))
+                if events:
+                    yield events
             [output] = job.finished()
             usage = {"output_tokens": len(output.outputs[0].token_ids)}
-            yield (
-                named_event({"type": "content_block_stop", "index": 0})
-                + named_event({"type": "message_delta", "delta": _ending(output), "usage": usage})
-                + named_event({"type": "message_stop"})
-            )
+            ending = {"type": "message_delta", "delta": _ending(output, reader), "usage": usage}
+            yield blocks.end() + named_event(ending) + named_event({"type": "message_stop"})
 
 
-def _ending(output: RequestOutput) -> dict[str, Any]:
+def _ending(output: RequestOutput, reader: Reader) -> dict[str, Any]:
     """stop_reason and stop_sequence."""
     choice = output.outputs[0]
     if choice.finish_reason != "stop":
         return {"stop_reason": _STOP_REASONS[str(choice.finish_reason)], "stop_sequence": None}
-    stopped = isinstance(choice.stop_reason, str)
-    reason = "stop_sequence" if stopped else "end_turn"
-    return {"stop_reason": reason, "stop_sequence": choice.stop_reason if stopped else None}
+    if isinstance(choice.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+    return {"stop_reason": "tool_use" if reader.num_calls else "end_turn", "stop_sequence": None}

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import paceline
 from paceline.async_llm import AsyncLLM
 from paceline.errors import PacelineError
-from paceline.server import anthropic, chat, completions, responses, routes
+from paceline.server import anthropic, chat, completions, playground, responses, routes
 from paceline.server.errors import ApiError, as_api_error, body_of
 from paceline.server.figures import log_figures
 from paceline.server.middleware import Gate
@@ -33,12 +33,14 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         watch = asyncio.create_task(log_figures(engine, settings.log_interval, on_death))
+        warm = asyncio.create_task(_warm(engine))
         try:
             yield
         finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+            for task in (watch, warm):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
             await engine.close()
 
     app = FastAPI(
@@ -51,7 +53,7 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
         redoc_url=None,
     )
     app.state.service = service
-    for part in (chat, completions, responses, anthropic, routes):
+    for part in (chat, completions, responses, anthropic, routes, playground):
         app.include_router(part.router(service))
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
@@ -60,6 +62,13 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     app.add_exception_handler(Exception, _error)
     app.add_middleware(Gate, settings=settings)
     return app
+
+
+async def _warm(engine: AsyncLLM) -> None:
+    try:
+        await engine.warm_grammars()
+    except Exception:  # the first grammar will meet it again, and its client hears of it
+        log.exception("the vocabulary could not be prepared for grammars")
 
 
 def answer(error: ApiError, request: Request) -> Response:

@@ -10,11 +10,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
+from paceline.parsing.deltas import ChatDelta, ChatMessage, ToolCallDelta
 from paceline.server import render
-from paceline.server.messages import chat_prompt
 from paceline.server.protocol import ChatRequest
+from paceline.server.reader import Reader, message_of
 from paceline.server.service import Job, Service, new_id
 from paceline.server.transport import DONE, EventStream, JsonResponse, event, openai_error_event, unless_gone
+from paceline.server.turn import prepare
 
 
 def router(service: Service) -> APIRouter:
@@ -41,28 +43,23 @@ class Chat:
         service.check_model(r.model)
         params = r.params(service.settings.max_logprobs)
         self.top = params.logprobs
-        _, ids = await chat_prompt(
-            service.engine,
-            r.messages,
-            r.chat_template_kwargs,
-            add_generation_prompt=r.add_generation_prompt,
-            continue_final_message=r.continue_final_message,
-            add_special_tokens=r.add_special_tokens,
-        )
+        self.turn = await prepare(service.engine, service.features, r.asked(service.features), params)
         run = service.run(
-            [ids],
-            params,
+            [self.turn.ids],
+            self.turn.params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            grammar_field=self.turn.grammar_field,
+            counter=self.turn.counter,
         )
         if not r.stream:
 
             async def work() -> Response:
                 async with run as job:
                     [output] = await service.finish(job)
-                    return JsonResponse(self.whole(job, output))
+                    return JsonResponse(await service.engine.work(lambda: self.whole(job, output)))
 
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
@@ -79,23 +76,42 @@ class Chat:
             "created": job.created,
             "model": r.model or self.service.model_name,
             "choices": [self.choice(choice) for choice in output.outputs],
-            "usage": render.usage_of([output]),
+            "usage": render.usage_of([output], job.reasoning_tokens),
         }
         if r.return_token_ids:
             body["prompt_token_ids"] = output.prompt_token_ids
         return body | self.extras(output)
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
+        reader = self.turn.reader()
+        message = message_of(reader.whole(output.text))
         found: dict[str, Any] = {
             "index": output.index,
-            "message": {"role": "assistant", "content": output.text, "refusal": None},
+            "message": self.message(message),
             "logprobs": None if self.top is None else self.logprobs(output.logprobs or []),
-            "finish_reason": output.finish_reason,
+            "finish_reason": self.finish_reason(reader, output.finish_reason),
             "stop_reason": output.stop_reason,
         }
         if self.request.return_token_ids:
             found["token_ids"] = output.token_ids
         return found
+
+    def message(self, said: ChatMessage) -> dict[str, Any]:
+        """Without content it has calls, or reasoning that was cut short."""
+        content = None if not said.content and (said.tool_calls or said.reasoning) else said.content
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if self.turn.style is not None and self.turn.show_reasoning:
+            message |= _reasoning(said.reasoning or None)
+        if said.tool_calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in said.tool_calls
+            ]
+        return message
+
+    def finish_reason(self, reader: Reader, reason: str | None) -> str | None:
+        """As OpenAI has it: a named function's call is the answer that was asked for, so it ends with "stop"."""
+        return "tool_calls" if reason == "stop" and reader.num_calls and not self.turn.named else reason
 
     def logprobs(self, entries: list[Any]) -> dict[str, Any]:
         return render.chat_logprobs(entries, self.service.texts, self.top or 0)
@@ -115,18 +131,19 @@ class Chat:
             "created": job.created,
             "model": r.model or self.service.model_name,
         }
-        started: set[int] = set()
+        readers: dict[int, Reader] = {}
         async with stack:
             async for index, delta in self.service.deltas(job):
                 chunks = b""
-                if index not in started:
-                    started.add(index)
+                if index not in readers:
+                    readers[index] = self.turn.reader()
                     chunks = event(self.first(head, job, index, every_usage))
-                if self.says_something(delta):
-                    chunk = head | {"choices": [self.piece(index, delta)]}
+                for choice in self.pieces(index, delta, readers[index]):
+                    chunk = head | {"choices": [choice]}
                     if every_usage:
-                        chunk["usage"] = render.usage(job.prompt_tokens, sum(job.counts))
-                    if delta.output is not None and not last_usage:
+                        made, thoughts = sum(job.counts), job.reasoning_tokens
+                        chunk["usage"] = render.usage(job.prompt_tokens, made, reasoning_tokens=thoughts)
+                    if delta.output is not None and not last_usage and choice["finish_reason"] is not None:
                         chunk |= self.extras(delta.output)
                     chunks += event(chunk)
                 if chunks:
@@ -134,7 +151,8 @@ class Chat:
             end = b""
             if last_usage:
                 [output] = job.finished()
-                end = event(head | {"choices": [], "usage": render.usage_of([output])} | self.extras(output))
+                usage = render.usage_of([output], job.reasoning_tokens)
+                end = event(head | {"choices": [], "usage": usage} | self.extras(output))
             yield end + DONE
 
     def first(self, head: dict[str, Any], job: Job, index: int, usage: bool) -> dict[str, Any]:
@@ -144,22 +162,49 @@ class Chat:
         if self.request.return_token_ids:
             chunk["prompt_token_ids"] = job.streams[0].prompt_token_ids
         if usage:
-            chunk["usage"] = render.usage(job.prompt_tokens, 0)
+            thoughts = None if self.turn.style is None else 0
+            chunk["usage"] = render.usage(job.prompt_tokens, 0, reasoning_tokens=thoughts)
         return chunk
 
-    def says_something(self, delta: StreamDelta) -> bool:
+    def pieces(self, index: int, delta: StreamDelta, reader: Reader) -> list[dict[str, Any]]:
+        """The choices of a step's chunks: one for each kind of thing it added, so that clients that look for one find
+        it. Log-probabilities, ids and the end come with the last."""
+        parts: list[dict[str, Any]] = [_delta(part) for part in reader.read(delta)]
         tokens_shown = self.top is not None or self.request.return_token_ids
-        return bool(delta.text) or delta.finish_reason is not None or bool(tokens_shown and delta.token_ids)
-
-    def piece(self, index: int, delta: StreamDelta) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "delta": {"content": delta.text},
-            "logprobs": None if self.top is None or not delta.logprobs else self.logprobs(delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
+        if not parts and (delta.finish_reason is not None or (tokens_shown and delta.token_ids)):
+            parts = [{}]
+        out: list[dict[str, Any]] = [
+            {"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
+        ]
+        if not out:
+            return out
+        last = out[-1]
+        if self.top is not None and delta.logprobs:
+            last["logprobs"] = self.logprobs(delta.logprobs)
         if self.request.return_token_ids:
-            choice["token_ids"] = delta.token_ids
+            last["token_ids"] = delta.token_ids
         if delta.finish_reason is not None:
-            choice["stop_reason"] = delta.stop_reason
-        return choice
+            last["finish_reason"] = self.finish_reason(reader, delta.finish_reason)
+            last["stop_reason"] = delta.stop_reason
+        return out
+
+
+def _reasoning(text: str | None) -> dict[str, Any]:
+    """Under the name that vLLM has for it now, and under the one that DeepSeek introduced."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _delta(part: ChatDelta) -> dict[str, Any]:
+    if part.reasoning:
+        return _reasoning(part.reasoning)
+    if part.content:
+        return {"content": part.content}
+    return {"tool_calls": [_call(piece) for piece in part.tool_calls]}
+
+
+def _call(piece: ToolCallDelta) -> dict[str, Any]:
+    found: dict[str, Any] = {"index": piece.index, "function": {"arguments": piece.arguments}}
+    if piece.name is not None:
+        found |= {"id": piece.id, "type": "function"}
+        found["function"] = {"name": piece.name, "arguments": piece.arguments}
+    return found

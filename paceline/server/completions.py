@@ -38,7 +38,8 @@ class Completion:
         r, service = self.request, self.service
         r.check()
         service.check_model(r.model)
-        params = r.params(service.settings.max_logprobs)
+        wanted = r.wanted()
+        params = r.params(service.settings.max_logprobs, wanted)
         self.top = params.logprobs
         prompts = r.prompts()
         self.ids = [await self.encode(p) if isinstance(p, str) else p for p in prompts]
@@ -50,6 +51,7 @@ class Completion:
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            grammar_field=wanted.field if wanted is not None else "",
         )
         if not r.stream:
 

@@ -20,7 +20,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_FIELD = re.compile(r"([a-z][a-z_]*(?:\.[a-z_]+)*)\s?[:=]")
+_FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)\s?[:=]")
 
 
 class ApiError(PacelineError):

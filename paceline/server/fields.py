@@ -26,9 +26,7 @@ ACCEPTED = frozenset(
         "cache_control",
         "cache_prompt",
         "priority",
-        "parallel_tool_calls",
         "spaces_between_special_tokens",
-        "include_reasoning",
     }
 )
 
@@ -61,7 +59,8 @@ REFUSED: Mapping[str, str] = {
     "tfs": "is not supported",
     "xtc_probability": "is not supported",
     "dry_multiplier": "is not supported",
-    "grammar": "is not supported yet",
+    "grammar": "is llama.cpp's; use structured_outputs",
+    "json_schema": "is llama.cpp's; use response_format",
 }
 
 # Values that mean the same as leaving the field out, besides null, false, "", [] and {}.

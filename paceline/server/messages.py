@@ -9,6 +9,7 @@ from typing import Any
 from paceline.async_llm import AsyncLLM
 from paceline.chat_template import ChatTemplateError
 from paceline.server.errors import ApiError, bad
+from paceline.server.tool_prompt import in_words
 
 _RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "chat_template", "continue_final_message", "tokenize"}
@@ -26,7 +27,9 @@ def normalised(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise bad(f"{where}.role", message.get("role"), "use 'system', 'user', 'assistant' or 'tool'")
-    out = {key: value for key, value in message.items() if key != "cache_control"}
+    out = {key: value for key, value in message.items() if key not in ("cache_control", "reasoning")}
+    if isinstance(message.get("reasoning"), str):  # the newer name; templates know the other
+        out.setdefault("reasoning_content", message["reasoning"])
     content = message.get("content")
     if isinstance(content, list):
         out["content"] = "\n".join(_text(part, where) for part in content)
@@ -84,9 +87,12 @@ async def chat_prompt(
     continue_final_message: bool | None,
     add_special_tokens: bool | None,
     tools: list[dict[str, Any]] | None = None,
+    knows_tools: bool = True,
 ) -> tuple[str, list[int]]:
-    """(text, token ids) of a conversation. Raises ApiError, ChatTemplateError."""
+    """(text, token ids) of a conversation. knows_tools: of the template. Raises ApiError, ChatTemplateError."""
     plain, variables = normalised(messages), template_variables(kwargs)
+    if not knows_tools:
+        plain, tools = in_words(plain, tools), None
     go_on = bool(continue_final_message)
     generate = not go_on if add_generation_prompt is None else add_generation_prompt
     if go_on and generate:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from paceline.async_llm import AsyncLLM
 from paceline.cache import BLOCK_TOKENS
+from paceline.engine import RoundSeconds
 from paceline.engine_thread import GAP_BUCKETS, STEP_BUCKETS
 from paceline.outputs import RequestOutput
 
@@ -83,10 +85,10 @@ class Metrics(Collector):
     def _note(self, name: str, value: float) -> None:
         self.requests[name][1].observe(value)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) for a scrape."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+    def exposition(self) -> tuple[bytes, str]:
+        """(body, content type) for a scrape: Prometheus's text format, whatever the client would like best. In
+        OpenMetrics, for which Prometheus 2 asks, the library turns the colon of `vllm:` into an underscore."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
     # ---- at a scrape
 
@@ -112,6 +114,7 @@ class Metrics(Collector):
             yield self._histogram(name, text, buckets.edges, buckets.counts, buckets.sum)
         steps = "Time of a step: draft, pass, sampling, commit."
         yield self._histogram("paceline:round_seconds", steps, STEP_BUCKETS, s.step_histogram, s.step_seconds)
+        yield self._parts(s.round_seconds)
         yield self._histogram(
             "paceline:draft_length",
             "Draft tokens per verify pass that had any: the length chosen.",
@@ -144,6 +147,13 @@ class Metrics(Collector):
         family = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=[*LABELS, "position"])
         for position, count in enumerate(accepted):
             family.add_metric([*self.labels, str(position)], count)
+        return family
+
+    def _parts(self, spent: RoundSeconds) -> Metric:
+        text = "Time of all steps, by what they did: draft, forward (the model's pass), commit, schedule."
+        family = CounterMetricFamily("paceline:round_part_seconds", text, labels=[*LABELS, "part"])
+        for part, seconds in asdict(spent).items():
+            family.add_metric([*self.labels, part], seconds)
         return family
 
     def _histogram(self, name: str, text: str, edges: Sequence[float], counts: list[int], total: float) -> Metric:

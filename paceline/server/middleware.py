@@ -10,10 +10,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import ApiError, body_of
+from paceline.server.playground import ASSETS
 from paceline.server.settings import ServerSettings
 from paceline.server.transport import JsonResponse
 
-OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"}) | ASSETS.keys()  # the page itself asks for the key
 
 
 class Gate:

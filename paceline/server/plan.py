@@ -7,9 +7,9 @@ from pathlib import Path
 
 from paceline import runtime
 from paceline.errors import CapacityError, ConfigError
-from paceline.models.decoder import weight_bytes
-from paceline.models.target import read_config, resolve_dtype
+from paceline.models.target import planned_bytes
 from paceline.weights.checkpoint import open_checkpoint
+from paceline.weights.quantise import Quantization
 
 GIB = 1 << 30
 
@@ -52,10 +52,10 @@ def kv_cache_space(given: float | None) -> float | None:
     return value or None  # 0 is vLLM's "choose"
 
 
-def check_memory(path: str | Path, dtype: str, cache_gib: float | None) -> None:
+def check_memory(path: str | Path, dtype: str, cache_gib: float | None, quantization: Quantization = "none") -> None:
     """Weights and the cache asked for must fit the free memory together. Raises CapacityError before they are read."""
     with open_checkpoint(path) as checkpoint:
-        weights = weight_bytes(read_config(checkpoint), f32=resolve_dtype(dtype) == "float32")
+        weights = planned_bytes(checkpoint, dtype, quantization)
     cache = int((cache_gib or 0) * GIB)
     available = runtime.available_memory()
     if weights + cache > available:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from paceline.sampling_params import SamplingParams
 from paceline.server.errors import bad
-from paceline.server.features import take_features
+from paceline.server.features import ModelFeatures, take_features
 from paceline.server.fields import check_extra
+from paceline.server.thinking import effort_variables, thinking_variables
+from paceline.server.turn import Asked
+from paceline.server.wanted import Wanted, from_fields
 
 MAX_STOPS = 64
 MAX_NAME = 256
@@ -79,6 +83,7 @@ class GenerationRequest(ApiModel):
     return_token_ids: bool | None = None
     return_meta_info: bool | None = None
     request_id: str | None = None
+    structured_outputs: dict[str, Any] | None = None
 
     def check(self) -> None:
         super().check()
@@ -106,15 +111,62 @@ class GenerationRequest(ApiModel):
         return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
 
 
-class ChatRequest(GenerationRequest):
+class FormattedRequest(GenerationRequest):
+    """What chat and plain completions say about the form of their output: one of these, or structured_outputs."""
+
+    response_format: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None  # there is one
+
+    def wanted(self) -> Wanted | None:
+        """Raises ApiError."""
+        return from_fields(self)
+
+
+class ToolRequest(GenerationRequest):
+    """What the interfaces of conversations share."""
+
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(FormattedRequest, ToolRequest):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    thinking: dict[str, Any] | None = None
+    include_reasoning: bool | None = None
+
+    def asked(self, model: ModelFeatures) -> Asked:
+        """Raises ApiError."""
+        reasons = model.reasoning is not None
+        return Asked(
+            self.messages,
+            self.chat_template_kwargs,
+            {
+                **thinking_variables(self.thinking, model.variables, reasons=reasons),
+                **effort_variables("reasoning_effort", self.reasoning_effort, model.variables, reasons=reasons),
+            },
+            self.tools,
+            self.tool_choice,
+            self.parallel_tool_calls is not False,
+            self.wanted(),
+            self.include_reasoning is not False,
+            self.add_generation_prompt,
+            self.continue_final_message,
+            self.add_special_tokens,
+        )
 
     def params(self, max_logprobs: int) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
@@ -127,18 +179,19 @@ class ChatRequest(GenerationRequest):
         return self.sampling(max_tokens=limit, logprobs=top)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(FormattedRequest):
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
-    def params(self, max_logprobs: int) -> SamplingParams:
+    def params(self, max_logprobs: int, wanted: Wanted | None) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
         top = None if self.logprobs is None else checked_logprobs("logprobs", self.logprobs, max_logprobs)
         if self.echo and top is not None:
             raise bad("echo", True, "with logprobs is not supported: there are none of the prompt")
-        return self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=top)
+        params = self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=top)
+        return params if wanted is None else replace(params, structured_outputs=wanted.params)
 
     def prompts(self) -> list[str | list[int]]:
         """One or several. Raises ApiError for none."""
@@ -161,6 +214,7 @@ class TokenizeRequest(ApiModel):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
 

@@ -73,21 +73,28 @@ def completion_logprobs(
     return {**found, "text_offset": offsets}, offset
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
-    return {
+def usage(
+    prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """reasoning_tokens: of the completion's; None for a model without reasoning."""
+    found: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
+    if reasoning_tokens is not None:
+        found["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return found
 
 
-def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+def usage_of(outputs: Sequence[RequestOutput], reasoning_tokens: int | None = None) -> dict[str, Any]:
     """Of one request, perhaps with several prompts; a prompt counts once for all of its choices."""
     return usage(
         sum(len(o.prompt_token_ids) for o in outputs),
         sum(len(c.token_ids) for o in outputs for c in o.outputs),
         sum(o.num_cached_tokens for o in outputs),
+        reasoning_tokens,
     )
 
 

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's Responses interface, for text. Nothing is stored: each request carries its conversation."""
+"""`/v1/responses`: OpenAI's Responses interface. Nothing is stored: each request carries its conversation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from starlette.responses import Response
 from paceline.outputs import RequestOutput
 from paceline.server import render
 from paceline.server.errors import as_api_error, bad
+from paceline.server.features import ModelFeatures
 from paceline.server.fields import is_neutral
-from paceline.server.messages import chat_prompt
-from paceline.server.protocol import GenerationRequest
+from paceline.server.protocol import ToolRequest
+from paceline.server.response_input import TOOL_NAMES, choice_of, messages_of, tools_of
+from paceline.server.response_items import Items
 from paceline.server.service import Job, Service, new_id
+from paceline.server.thinking import effort_variables
 from paceline.server.transport import EventStream, JsonResponse, named_event, unless_gone
+from paceline.server.turn import Asked, prepare
+from paceline.server.wanted import Wanted, from_format, from_structured
 
 # Fields of this interface that this server cannot serve, with the values that ask for nothing.
 _UNSERVED: dict[str, tuple[Any, ...]] = {
-    "text": ({"format": {"type": "text"}},),
     "truncation": ("disabled",),
-    "include": (),
+    "include": (["reasoning.encrypted_content"],),  # reasoning is in the answer in any case
     "previous_response_id": (),
     "conversation": (),
     "prompt": (),
@@ -32,11 +36,12 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class ResponsesRequest(GenerationRequest):
+class ResponsesRequest(ToolRequest):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     include: list[str] | None = None
@@ -57,19 +62,35 @@ class ResponsesRequest(GenerationRequest):
         for name, value in (("n", self.n), ("top_logprobs", self.top_logprobs)):
             if value not in (None, 1 if name == "n" else 0):
                 raise bad(name, value, "is not part of the Responses interface here; use chat completions")
+        for field, known in (
+            ("text", ("format", "verbosity")),
+            ("reasoning", ("effort", "summary", "generate_summary")),
+        ):
+            for name in getattr(self, field) or {}:
+                if name not in known:
+                    raise bad(f"{field}.{name}", getattr(self, field)[name], f"use {' or '.join(known[:2])}")
+        if (verbosity := (self.text or {}).get("verbosity")) not in (None, "medium"):
+            raise bad("text.verbosity", verbosity, "is not supported", code="unsupported_field")
 
-    def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat messages. Raises ApiError for items that are none."""
-        out: list[dict[str, Any]] = []
-        if self.instructions:
-            out.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*out, {"role": "user", "content": self.input}]
-        for i, item in enumerate(self.input):
-            if item.get("type", "message") != "message":
-                raise bad(f"input[{i}].type", item.get("type"), "only messages are supported")
-            out.append({"role": item.get("role"), "content": item.get("content")})
-        return out
+    def wanted(self) -> Wanted | None:
+        """Raises ApiError."""
+        answer = from_format("text.format", (self.text or {}).get("format"))
+        return from_structured(self.structured_outputs, besides=answer)
+
+    def asked(self, model: ModelFeatures) -> Asked:
+        """Raises ApiError."""
+        effort = (self.reasoning or {}).get("effort")
+        return Asked(
+            messages_of(self.input, self.instructions),
+            self.chat_template_kwargs,
+            effort_variables("reasoning.effort", effort, model.variables, reasons=model.reasoning is not None),
+            tools_of(self.tools),
+            choice_of(self.tool_choice),
+            self.parallel_tool_calls is not False,
+            self.wanted(),
+            add_generation_prompt=True,
+            names=TOOL_NAMES,
+        )
 
 
 def router(service: Service) -> APIRouter:
@@ -89,7 +110,6 @@ class Answer:
         self.service = service
         self.request = request
         self.id = request.request_id or new_id("resp")
-        self.item_id = new_id("msg")
         self.sequence = 0
 
     async def respond(self, raw: Request) -> Response | None:
@@ -98,28 +118,23 @@ class Answer:
         service.check_model(r.model)
         limit = r.max_tokens if r.max_output_tokens is None else r.max_output_tokens
         params = r.sampling(max_tokens=limit, logprobs=None)
-        _, ids = await chat_prompt(
-            service.engine,
-            r.messages(),
-            r.chat_template_kwargs,
-            add_generation_prompt=True,
-            continue_final_message=False,
-            add_special_tokens=False,
-        )
+        self.turn = await prepare(service.engine, service.features, r.asked(service.features), params)
         run = service.run(
-            [ids],
-            params,
+            [self.turn.ids],
+            self.turn.params,
             job_id=self.id,
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            grammar_field=self.turn.grammar_field,
+            counter=self.turn.counter,
         )
         if not r.stream:
 
             async def work() -> Response:
                 async with run as job:
                     [output] = await service.finish(job)
-                    return JsonResponse(self.body(job, output))
+                    return JsonResponse(await service.engine.work(lambda: self.whole(job, output)))
 
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
@@ -128,32 +143,36 @@ class Answer:
 
     # ---- objects
 
-    def body(self, job: Job, output: RequestOutput | None) -> dict[str, Any]:
+    def whole(self, job: Job, output: RequestOutput) -> dict[str, Any]:
+        items = Items()
+        for part in self.turn.reader().whole(output.outputs[0].text):
+            items.add(part)
+        items.end(_is_cut(output))
+        return self.body(job, output, items)
+
+    def body(self, job: Job, output: RequestOutput | None, items: Items) -> dict[str, Any]:
         """The response object; without an output, as it is in progress."""
         r = self.request
         status = "in_progress" if output is None else _status(output)
-        cut = status == "incomplete"
         body: dict[str, Any] = {
             "id": self.id,
             "object": "response",
             "created_at": job.created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": r.instructions,
             "max_output_tokens": r.max_output_tokens,
             "model": r.model or self.service.model_name,
-            "output": []
-            if output is None
-            else [self.item(output.outputs[0].text, "incomplete" if cut else "completed")],
-            "parallel_tool_calls": True,
+            "output": items.items,
+            "parallel_tool_calls": r.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": None} | (r.reasoning or {}),
             "store": False,
             "temperature": 1.0 if r.temperature is None else r.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "text": {"format": {"type": "text"}} | (r.text or {}),
+            "tool_choice": r.tool_choice or ("auto" if r.tools else "none"),
+            "tools": r.tools or [],
             "top_p": 1.0 if r.top_p is None else r.top_p,
             "truncation": "disabled",
             "metadata": (r.model_extra or {}).get("metadata") or {},
@@ -161,45 +180,34 @@ class Answer:
         }
         if output is None:
             return body
+        if status == "failed":
+            body["error"] = {"code": "server_error", "message": str(output.outputs[0].stop_reason)}
         usage = render.usage_of([output])
         body["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": job.reasoning_tokens or 0},
             "total_tokens": usage["total_tokens"],
         }
         metrics = self.service.settings.spec_metrics != "none"
         return body | render.extras(output, metrics=metrics, meta=bool(r.return_meta_info))
 
-    def item(self, text: str | None, status: str) -> dict[str, Any]:
-        """The message; without a text, as it begins."""
-        content = [] if text is None else [_part(text)]
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
     # ---- streams
 
     async def stream(self, stack: AsyncExitStack, job: Job) -> AsyncGenerator[bytes, None]:
-        place = {"item_id": self.item_id, "output_index": 0, "content_index": 0}
+        items, reader = Items(self.event), self.turn.reader()
         async with stack:
-            start = self.body(job, None)
-            yield (
-                self.event("response.created", response=start)
-                + self.event("response.in_progress", response=start)
-                + self.event("response.output_item.added", output_index=0, item=self.item(None, "in_progress"))
-                + self.event("response.content_part.added", **place, part=_part(""))
-            )
+            start = self.body(job, None, items)
+            yield self.event("response.created", response=start) + self.event("response.in_progress", response=start)
             async for _, delta in self.service.deltas(job):
-                if delta.text:
-                    yield self.event("response.output_text.delta", **place, delta=delta.text, logprobs=[])
+                events = b"".join(map(items.add, reader.read(delta)))
+                if events:
+                    yield events
             [output] = job.finished()
-            text, final = output.outputs[0].text, self.body(job, output)
-            yield (
-                self.event("response.output_text.done", **place, text=text, logprobs=[])
-                + self.event("response.content_part.done", **place, part=_part(text))
-                + self.event("response.output_item.done", output_index=0, item=final["output"][0])
-                + self.event(f"response.{final['status']}", response=final)
-            )
+            end = items.end(_is_cut(output))
+            final = self.body(job, output, items)
+            yield end + self.event(f"response.{final['status']}", response=final)
 
     def event(self, kind: str, **fields: Any) -> bytes:
         made = named_event({"type": kind, "sequence_number": self.sequence, **fields})
@@ -211,9 +219,10 @@ class Answer:
         return self.event("error", code=found.code, message=found.message, param=found.param)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _is_cut(output: RequestOutput) -> bool:
+    return output.outputs[0].finish_reason != "stop"
 
 
 def _status(output: RequestOutput) -> str:
-    return "completed" if output.outputs[0].finish_reason == "stop" else "incomplete"
+    """ "abort" comes from a grammar that could not go on; a client that aborts reads nothing any more."""
+    return {"stop": "completed", "abort": "failed"}.get(str(output.outputs[0].finish_reason), "incomplete")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from starlette.responses import Response
 
 import paceline
 from paceline.prompts import check_ids
+from paceline.sampling_params import SamplingParams
 from paceline.server.errors import ApiError, bad
-from paceline.server.messages import chat_prompt
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.service import Service
 from paceline.server.transport import JsonResponse
+from paceline.server.turn import Asked, prepare
 
 
 def router(service: Service) -> APIRouter:
@@ -58,8 +59,8 @@ def router(service: Service) -> APIRouter:
         return JsonResponse({"version": paceline.__version__})
 
     @routes.get("/metrics", response_model=None)
-    async def metrics(raw: Request) -> Response:
-        body, content_type = service.metrics.exposition(raw.headers.get("accept", ""))
+    async def metrics() -> Response:
+        body, content_type = service.metrics.exposition()
         return Response(body, headers={"content-type": content_type})
 
     @routes.post("/reset_prefix_cache", response_model=None)
@@ -84,14 +85,15 @@ async def _tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "prompt: give either a prompt or messages", param="prompt")
     if request.messages is not None:
-        _, ids = await chat_prompt(
-            service.engine,
+        asked = Asked(
             request.messages,
             request.chat_template_kwargs,
+            tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             add_special_tokens=request.add_special_tokens,
         )
+        ids = (await prepare(service.engine, service.features, asked, SamplingParams())).ids
     else:
         assert request.prompt is not None
         frame = request.add_special_tokens is not False

@@ -6,20 +6,24 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.async_llm import AsyncLLM, RequestStream
 from paceline.outputs import RequestOutput, StreamDelta
+from paceline.parsing.reasoning import ReasoningCounter
 from paceline.sampling_params import SamplingParams
 from paceline.server.errors import ApiError, bad
+from paceline.server.features import ModelFeatures
 from paceline.server.messages import refuse_unknown_model
 from paceline.server.metrics import Metrics
 from paceline.server.render import TokenTexts
 from paceline.server.settings import ServerSettings
+from paceline.server.wanted import renamed
 from paceline.speculation.config import MAX_SPECULATIVE_TOKENS
+from paceline.structured.params import StructuredOutputsError
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +43,16 @@ class Job:
     choices: int
     outputs: list[RequestOutput | None] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # tokens so far, per choice
+    counters: list[ReasoningCounter] = field(default_factory=list)  # of reasoning, per choice, where there is such
+    last_only: bool = False
 
     def finished(self) -> list[RequestOutput]:
         return [output for output in self.outputs if output is not None]
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """So far, of all choices; None for a model without reasoning."""
+        return sum(counter.count for counter in self.counters) if self.counters else None
 
     @property
     def prompt_tokens(self) -> int:
@@ -58,6 +69,9 @@ class Service:
         self.texts = TokenTexts(engine.llm.tokenizer)
         self.metrics = Metrics(engine, settings.model_names[0])
         self.info = engine.llm.info()
+        self.features = ModelFeatures(
+            engine.llm.tokenizer, self.info["architecture"], settings.tool_call_parser, settings.reasoning_parser
+        )
 
     @property
     def model_name(self) -> str:
@@ -87,10 +101,13 @@ class Service:
         num_speculative_tokens: int | None,
         cache_salt: str | None,
         last_only: bool,
+        grammar_field: str = "structured_outputs",
+        counter: Callable[[], ReasoningCounter | None] = lambda: None,
     ) -> AsyncGenerator[Job, None]:
         """Start one request per prompt, all or none; leaving the block ends what still runs.
 
-        Raises what `AsyncLLM.submit` raises.
+        grammar_field: what asked for the grammar in params. counter: a new one for each choice.
+        Raises what `AsyncLLM.submit` raises, and ApiError for a grammar that does not compile.
         """
         if len(prompts) * params.n > self.engine.capacity:
             raise ApiError(
@@ -106,12 +123,17 @@ class Service:
             for i, prompt in enumerate(prompts):
                 name = job_id if len(prompts) == 1 else f"{job_id}-{i}"
                 salted: Any = prompt if cache_salt is None else {"prompt_token_ids": prompt, "cache_salt": cache_salt}
-                stream = await self.engine.submit(
-                    salted, params, request_id=name, num_speculative_tokens=drafts, last_only=last_only
-                )
+                try:
+                    stream = await self.engine.submit(
+                        salted, params, request_id=name, num_speculative_tokens=drafts, last_only=last_only
+                    )
+                except StructuredOutputsError as error:
+                    raise renamed(error, grammar_field) from None
                 streams.append(await stack.enter_async_context(stream))
-            count = len(prompts)
-            yield Job(job_id, int(time.time()), begin, streams, params.n, [None] * count, [0] * (count * params.n))
+            job = Job(job_id, int(time.time()), begin, streams, params.n, last_only=last_only)
+            job.outputs, job.counts = [None] * len(prompts), [0] * (len(prompts) * params.n)
+            job.counters = [made for _ in job.counts if (made := counter()) is not None]
+            yield job
 
     async def deltas(self, job: Job) -> AsyncGenerator[tuple[int, StreamDelta], None]:
         """(choice among all prompts' choices, what was added), in the order in which it is made."""
@@ -147,8 +169,13 @@ class Service:
     def _account(self, job: Job, prompt: int, delta: StreamDelta) -> tuple[int, StreamDelta]:
         choice = prompt * job.choices + delta.index
         job.counts[choice] += len(delta.token_ids)
+        if job.counters and not job.last_only:
+            job.counters[choice].feed(delta.token_ids)
         if delta.output is not None:
             job.outputs[prompt] = delta.output
+            if job.counters and job.last_only:
+                for done in delta.output.outputs:
+                    job.counters[prompt * job.choices + done.index].feed(done.token_ids)
             seconds = time.perf_counter() - job.begin
             self.metrics.observe(delta.output, seconds)
             _log_request(job, delta.output, seconds)
@@ -166,6 +193,8 @@ def _log_request(job: Job, output: RequestOutput, seconds: float) -> None:
             f"draft acceptance rate = {stats.acceptance_rate:.5f} ({stats.num_accepted_tokens} accepted / "
             f"{stats.num_draft_tokens} generated), accept len: {stats.acceptance_length:.2f}"
         )
+    if (thoughts := job.reasoning_tokens) is not None:
+        drafts = f"{thoughts} of reasoning, {drafts}"
     reasons = ",".join(str(c.finish_reason) for c in output.outputs)
     made = sum(len(c.token_ids) for c in output.outputs)
     log.info(

@@ -15,7 +15,8 @@ class ServerSettings:
     request_timeout: seconds a request may run, waiting included; None = as long as it takes. num_speculative_tokens:
     drafts per step for requests that do not say; None = as many as pay. allow_longer_drafts: requests may ask for more
     than the drafter was trained for. spec_metrics: whether answers carry `metrics.speculative_decoding`. max_logprobs:
-    most alternatives per token. log_interval: seconds between the log's lines of figures.
+    most alternatives per token. tool_call_parser, reasoning_parser: by name, "auto" (by the chat template) or "none".
+    log_interval: seconds between the log's lines of figures.
     """
 
     model_names: tuple[str, ...]
@@ -27,4 +28,6 @@ class ServerSettings:
     allow_longer_drafts: bool = False
     spec_metrics: Literal["none", "summary"] = "summary"
     max_logprobs: int = 20
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     log_interval: float = 10.0

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import ConfigError
 from paceline.values import as_integer, as_number, shown
@@ -28,7 +28,10 @@ KNOWN_KEYS = (
     "prompt_lookup_min",
     "quantization",
     "confidence_threshold",
+    "tree_budget",
 )
+MAX_TREE_BUDGET = 255
+AUTO_TREE_BUDGET = 64  # nodes that "auto" looks at, at most
 
 _GPU = "it steers GPU kernels; remove it"
 _PARALLEL = "this engine runs a model on the threads of one process; remove it"
@@ -50,6 +53,7 @@ _NOT_USED: dict[str, str] = {
     "use_heterogeneous_vocab": "a drafter must share the target's vocabulary; remove it",
     "parallel_drafting": "dflash, dflash2 and dspark always draft in parallel, a draft_model never; remove it",
     "num_speculative_tokens_per_batch_size": _ADAPTIVE,
+    "speculative_token_tree": "a fixed tree is not supported; use tree_budget, which grows one for each step",
     "suffix_decoding_max_tree_depth": "suffix decoding is not supported; use the method ngram",
     "suffix_decoding_max_cached_requests": "suffix decoding is not supported; use the method ngram",
     "suffix_decoding_max_spec_factor": "suffix decoding is not supported; use the method ngram",
@@ -77,6 +81,7 @@ class SpeculativeConfig:
     quantization: of the drafter's matrices and its rows of the head; None = int8, none beside a target in fp32;
     for a draft_model what its file holds.
     confidence_threshold: for dspark, verify the drafts before the first one whose confidence is below it.
+    tree_budget: for dflash, verify a tree of so many drafts; "auto" = as many as pay.
     """
 
     method: str
@@ -86,6 +91,7 @@ class SpeculativeConfig:
     prompt_lookup_min: int | None = None
     quantization: str | None = None
     confidence_threshold: float | None = None
+    tree_budget: int | Literal["auto"] | None = None
 
     @classmethod
     def parse(cls, source: Mapping[str, Any] | str | SpeculativeConfig) -> SpeculativeConfig:
@@ -158,7 +164,19 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
         raise SpeculativeConfigError(
             f"speculative config: prompt_lookup_min={low}: must not exceed prompt_lookup_max={high}"
         )
-    return SpeculativeConfig(method, model, tokens, high, low, quantization, _threshold(values, method))
+    threshold, budget = _threshold(values, method), _tree_budget(values, method)
+    return SpeculativeConfig(method, model, tokens, high, low, quantization, threshold, budget)
+
+
+def _tree_budget(values: dict[str, Any], method: str) -> int | Literal["auto"] | None:
+    value = values.get("tree_budget")
+    if value is None:
+        return None
+    if method != "dflash":
+        raise SpeculativeConfigError(
+            f"speculative config: tree_budget={shown(value)}: belongs to the method dflash, not {method}; remove it"
+        )
+    return "auto" if value == "auto" else _integer(values, "tree_budget", MAX_TREE_BUDGET)
 
 
 def _threshold(values: dict[str, Any], method: str) -> float | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from hashlib import blake2b
 from pathlib import Path
@@ -32,6 +33,7 @@ class CostFile:
         self.path = path
         self._saved = 0
         self._next = 0.0
+        self._writing = threading.Lock()
 
     @classmethod
     def of(cls, model: TargetModel, drafter: Drafter | None) -> CostFile:
@@ -55,21 +57,34 @@ class CostFile:
         lengths.draft.preset(tables["draft"])
         self._saved = _changes(lengths)
 
-    def save_now_and_then(self, lengths: DraftLengthPolicy) -> None:
-        """Save if it is time to."""
+    def save_now_and_then(self, lengths: DraftLengthPolicy, *, beside: bool = False) -> None:
+        """Save if it is time to. beside: only look at the tables here, and let another thread write the file."""
         now = time.monotonic()
-        if now >= self._next:
-            self._next = now + SAVE_EVERY
-            self.save(lengths)
+        if now < self._next:
+            return
+        self._next = now + SAVE_EVERY
+        values = self._news(lengths)
+        if values is None:
+            return
+        if beside:
+            threading.Thread(target=self._write, args=(values,), name="paceline-costs", daemon=True).start()
+        else:
+            self._write(values)
 
     def save(self, lengths: DraftLengthPolicy) -> None:
         """Write the tables, if enough was measured since the last time."""
+        if (values := self._news(lengths)) is not None:
+            self._write(values)
+
+    def _news(self, lengths: DraftLengthPolicy) -> dict[str, dict[int, float]] | None:
         changes = _changes(lengths)
         if changes - self._saved < SAVE_AFTER:
-            return
+            return None
         self._saved = changes
-        values = {name: _rounded(table) for name, table in (("verify", lengths.verify), ("draft", lengths.draft))}
-        with contextlib.suppress(OSError):
+        return {name: _rounded(table) for name, table in (("verify", lengths.verify), ("draft", lengths.draft))}
+
+    def _write(self, values: dict[str, dict[int, float]]) -> None:
+        with self._writing, contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             part = self.path.with_suffix(f".{os.getpid()}.part")
             part.write_text(json.dumps(values))

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from paceline._native import KEYS_PER_BLOCK
 from paceline.cache import stack_tables
 from paceline.models.dflash import DFlashDrafter
-from paceline.sampling import DraftProbs, IdMap, SamplerMode, SamplingState, draft, draft_with_probs
+from paceline.sampling import (
+    DraftProbs,
+    IdMap,
+    SamplerMode,
+    SamplingState,
+    draft,
+    draft_candidates,
+    draft_with_probs,
+)
+from paceline.speculation.config import AUTO_TREE_BUDGET
 from paceline.speculation.drafting import Proposal, SequenceView
+from paceline.speculation.tree import DraftTree, best_first
 
 
 @dataclass(slots=True)
@@ -42,6 +53,7 @@ class Drawn:
     drafts: list[list[int]]
     probs: DraftProbs | None = None
     confidence: list[list[float]] | None = None
+    trees: list[DraftTree] | None = None
 
 
 class DFlashProposer:
@@ -50,7 +62,11 @@ class DFlashProposer:
     The taps of rows that are committed without a draft wait (less than a block of them for a sequence), so that plain
     steps do not pay for a drafter that is not asked. Keys and values stand beside the target's, in blocks of the same
     numbers; only a drafter whose layers all slide may keep a ring per sequence instead, as long as its window.
+
+    tree_budget: drafts come as trees of at most so many nodes, too; "auto" leaves their size to the step loop.
     """
+
+    tree_budget: int | Literal["auto"] | None = None
 
     def __init__(self, drafter: DFlashDrafter, max_drafts: int, sampler: SamplerMode = "coupled") -> None:
         self.name: str = drafter.config.family
@@ -111,7 +127,11 @@ class DFlashProposer:
         if drawn.confidence is not None:
             values = iter(drawn.confidence)
             confidence = [next(values) if limit > 0 else [] for limit in limits]
-        return Proposal([next(drafts) if limit > 0 else [] for limit in limits], drawn.probs, confidence)
+        trees = None
+        if drawn.trees is not None:
+            grown = iter(drawn.trees)
+            trees = [next(grown) if limit > 0 else None for limit in limits]
+        return Proposal([next(drafts) if limit > 0 else [] for limit in limits], drawn.probs, confidence, trees)
 
     def _run(self, sequences: Sequence[SequenceView], counts: list[int]) -> Blocks:
         """One pass of the drafter. Slot 0 is the anchor's; it counts among the drafts of an anchor-first drafter."""
@@ -154,7 +174,20 @@ class DFlashProposer:
             drafts, values = draft_with_probs(blocks.logits, blocks.states, blocks.counts, self._ids)
             rows = self.drafter.head_rows
             return Drawn(drafts, DraftProbs(values, None if rows is None else rows[None]))
+        if self.tree_budget is not None:
+            return self._draw_trees(blocks, AUTO_TREE_BUDGET if self.tree_budget == "auto" else self.tree_budget)
         return Drawn(draft(blocks.logits, blocks.states, blocks.counts, self._ids))
+
+    def _draw_trees(self, blocks: Blocks, budget: int) -> Drawn:
+        """The best tokens of every slot, and trees of them."""
+        top = min(budget, blocks.logits.shape[1])
+        ids, chances = draft_candidates(blocks.logits, blocks.states, blocks.counts, top, self._ids)
+        ends = np.cumsum(blocks.counts).tolist()
+        parts = [slice(end - count, end) for end, count in zip(ends, blocks.counts, strict=True)]
+        return Drawn(
+            [ids[part, 0].tolist() for part in parts],
+            trees=[best_first(ids[part], chances[part], budget) for part in parts],
+        )
 
     def observe(self, items: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
         """Keep the taps of committed rows; those that complete a block are written with it."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.sampling import DraftProbs, SamplingState
+from paceline.speculation.tree import DraftTree
 
 
 class SequenceView(Protocol):
@@ -37,12 +38,14 @@ class Proposal:
 
     probs: the distributions they were drawn from, rows in the same order, where the sampler asks for them (mode
     "rejection"); None: certain guesses. confidence[i][j]: chance that draft j of sequence i is kept if those before it
-    are, where the drafter estimates it; the step loop may verify a prefix alone.
+    are, where the drafter estimates it; the step loop may verify a prefix alone. trees[i]: several continuations of
+    sequence i, drafts[i] among them; the step loop may verify one, or its likeliest part, instead of drafts[i].
     """
 
     drafts: list[list[int]]
     probs: DraftProbs | None = None
     confidence: list[list[float]] | None = None
+    trees: list[DraftTree | None] | None = None
 
 
 class Drafter(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.dtypes import DEFAULT_QUANTIZATION
 from paceline.errors import ConfigError
 from paceline.models.config import DecoderConfig
-from paceline.models.target import TargetModel
+from paceline.models.target import TargetModel, read_config
 from paceline.sampling import SamplerMode
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.dflash import DFlashProposer
@@ -104,6 +104,11 @@ def _draft_model(
             f"drafter; set the method to {family!r}"
         )
     check_vocabulary(checkpoint, target)
+    if read_config(checkpoint).model_type.startswith("qwen3_5"):
+        raise ConfigError(
+            f"speculative config: model={str(checkpoint.path)!r}: a model with recurrent layers cannot be a draft "
+            "model in this version; use one with attention layers only, or a block drafter"
+        )
     model = TargetModel(
         checkpoint,
         dtype=target.dtype,
@@ -179,8 +184,22 @@ def _block_drafter(
         if not allow_longer:
             raise ConfigError(f"{message}; lower it or allow longer drafts")
         log.warning("%s", message)
+    if parsed.tree_budget is not None and target.recurrent:
+        raise ConfigError(
+            f"speculative config: tree_budget={parsed.tree_budget}: {target.path} has recurrent layers, whose state "
+            "follows one text; remove it"
+        )
+    if parsed.tree_budget is not None and sampler == "rejection":
+        raise ConfigError(
+            f"speculative config: tree_budget={parsed.tree_budget}: the sampler 'rejection' keeps or drops drafts in a "
+            "row; use the sampler 'coupled', or remove it"
+        )
+    proposer: DFlashProposer
     if isinstance(drafter, DSparkDrafter):
-        return DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
-    if isinstance(drafter, DFlash2Drafter):
-        return DFlash2Proposer(drafter, length, sampler)
-    return DFlashProposer(drafter, length, sampler)
+        proposer = DSparkProposer(drafter, length, sampler, parsed.confidence_threshold)
+    elif isinstance(drafter, DFlash2Drafter):
+        proposer = DFlash2Proposer(drafter, length, sampler)
+    else:
+        proposer = DFlashProposer(drafter, length, sampler)
+    proposer.tree_budget = parsed.tree_budget
+    return proposer

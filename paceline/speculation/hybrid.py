@@ -66,6 +66,7 @@ class HybridProposer:
         self.trained_drafts = getattr(drafter, "trained_drafts", drafter.max_drafts)
         self.confident = bool(getattr(drafter, "confident", False))
         self.sampler = sampler
+        self.tree_budget = getattr(drafter, "tree_budget", None)
         self.window = 0
         self.chosen = {"ngram": 0, drafter.name: 0}  # drafts by source
         self._sources = {"ngram": _Source(), drafter.name: _Source()}
@@ -107,7 +108,8 @@ class HybridProposer:
         confidence = made.confidence
         if confidence is not None:  # what lookup found is verified whole
             confidence = [row if neural[i] else [1.0] * len(drafts[i]) for i, row in enumerate(confidence)]
-        return Proposal(drafts, with_certain(made.probs, drafts, [n > 0 for n in neural]), confidence)
+        probs = with_certain(made.probs, drafts, [n > 0 for n in neural])
+        return Proposal(drafts, probs, confidence, made.trees)  # made.trees has none where lookup was preferred
 
     def _prefers_lookup(self, name: Hashable, guess: list[int], limit: int) -> bool:
         if not guess:

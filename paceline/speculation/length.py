@@ -7,13 +7,14 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
 from paceline.speculation.cost_table import CostCurve, Costs, Pace
+from paceline.speculation.tree import DraftTree
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
@@ -27,6 +28,8 @@ UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, fo
 GAIN_STEPS = 32.0  # over which that is averaged
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 MOST_PATIENCE = 32  # times as long, if it was in vain before
+TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
+TREE_FORGET = 0.995
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
@@ -120,7 +123,17 @@ def verified_lengths(
     tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
     which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
     """
-    survivals = [list(accumulate(row, mul)) for row in chances]
+    return _admitted([list(accumulate(row, mul)) for row in chances], verify, draft_seconds, other_rows)
+
+
+def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
+    """How many nodes of each request's tree to verify: as `verified_lengths`, with trees[i] the nodes' own chances, in
+    the order in which they would be added."""
+    return _admitted(trees, verify, draft_seconds, other_rows)
+
+
+def _admitted(survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int) -> list[int]:
+    """Drafts in order of survival, as many as make expected tokens per second largest; their number per request."""
     rows = len(survivals) + other_rows
     order = sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
     expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
@@ -154,6 +167,7 @@ class DraftLengthPolicy:
         self.whole = False  # the drafter says how sure it is: draft whole blocks or none, and cut what is doubtful
         self._own: dict[int, Acceptance] = {}
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
+        self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._hopeless = 0  # steps in a row
         self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
@@ -271,6 +285,22 @@ class DraftLengthPolicy:
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
+
+    def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
+        """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
+        chances are taken to be as wrong as they have been so far."""
+        said, kept = self._tree_trust
+        chances = [[kept / said * c for c in tree.chances] for tree in trees.values()]
+        sizes = tree_sizes(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
+        for request, row, size in zip(trees, chances, sizes, strict=True):
+            if not size:
+                self._cut[request] = row[:1]
+        return sizes
+
+    def observe_tree(self, chances: Sequence[float], accepted: int) -> None:
+        """A tree whose nodes had these chances was verified, and `accepted` of them kept."""
+        said, kept = self._tree_trust
+        self._tree_trust = (TREE_FORGET * said + sum(chances), TREE_FORGET * kept + accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""

@@ -30,10 +30,13 @@ class SpecDecodeStats:
     num_delivered_tokens: int = 0
     num_cut_tokens: int = 0
 
-    def observe(self, num_draft_tokens: int, num_accepted_tokens: int, num_delivered_tokens: int) -> None:
+    def observe(
+        self, num_draft_tokens: int, num_accepted_tokens: int, num_delivered_tokens: int, num_nodes: int | None = None
+    ) -> None:
         """Count one step: a verify pass, or (num_draft_tokens = 0) a pass without drafts, a prefill, an abort.
 
-        num_delivered_tokens: tokens of the step that the client gets, 0 to num_accepted_tokens + 1.
+        num_delivered_tokens: tokens of the step that the client gets, 0 to num_accepted_tokens + 1. num_nodes: draft
+        tokens of a tree, whose depth num_draft_tokens then is; positions are counted by depth.
         """
         if not 0 <= num_accepted_tokens <= num_draft_tokens:
             raise ValueError(
@@ -53,7 +56,7 @@ class SpecDecodeStats:
             self.drafted_histogram.extend([0] * missing)
         self.accepted_histogram[num_accepted_tokens] += 1
         self.drafted_histogram[num_draft_tokens] += 1
-        self.num_draft_tokens += num_draft_tokens
+        self.num_draft_tokens += num_draft_tokens if num_nodes is None else num_nodes
         self.num_fully_accepted += num_accepted_tokens == num_draft_tokens
         self.num_cut_tokens += max(0, num_accepted_tokens - num_delivered_tokens)
 

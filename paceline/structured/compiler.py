@@ -110,6 +110,17 @@ class GrammarCompiler:
                 self._grammars.popitem(last=False)
         return grammar
 
+    def knows(self, params: StructuredOutputsParams) -> bool:
+        """Whether `compile` has it in its cache, so that it takes no time."""
+        if self._vocabulary is None:
+            return False
+        try:
+            source = grammar_source(params)
+        except (ValueError, RecursionError):
+            return False
+        with self._lock:
+            return source in self._grammars
+
     def prepare(self, params: Iterable[SamplingParams]) -> None:
         """Compile what these requests will need. Raises as `compile` does."""
         for asked in {p.structured_outputs for p in params if p.structured_outputs is not None}:
@@ -122,9 +133,11 @@ class GrammarCompiler:
         if asked is None:
             return None
         assert isinstance(asked, StructuredOutputsParams)
+        marker = self._marker(asked.reasoning_end, prompt_token_ids)
         return GrammarConstraint(
             self.compile(asked),
-            marker=self._marker(asked.reasoning_end, prompt_token_ids),
+            marker=marker,
+            opening=None if marker is None else self._single_token(asked.reasoning_start),
             ignore_eos=params.ignore_eos,
             min_tokens=params.min_tokens,
             stop_token_ids=tuple(params.stop_token_ids or ()),
@@ -141,6 +154,10 @@ class GrammarCompiler:
             if len(self._markers) >= CACHED_GRAMMARS:
                 self._markers.clear()
             return self._markers.setdefault(text, Marker(text, vocabulary))
+
+    def _single_token(self, text: str | None) -> int | None:
+        token = None if text is None else self._tokenizer.backend.token_to_id(text)
+        return token if token is not None and token < self._vocab_size else None
 
     @staticmethod
     def _build(params: StructuredOutputsParams, source: str, vocabulary: Vocabulary) -> CompiledGrammar:

@@ -34,19 +34,22 @@ class GrammarConstraint:
         grammar: CompiledGrammar,
         *,
         marker: Marker | None = None,
+        opening: int | None = None,
         ignore_eos: bool = False,
         min_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
-        """marker: end of the reasoning that comes first. min_tokens: stop ids and ends of sequence are kept out of the
-        first so many tokens, unless the grammar leaves nothing else."""
+        """marker: end of the reasoning that comes first. opening: the token that begins it, if the output may also
+        begin with the document. min_tokens: stop ids and ends of sequence are kept out of the first so many tokens,
+        unless the grammar leaves nothing else."""
         self.vocabulary: Vocabulary = grammar.vocabulary
         self.failed: str | None = None  # why the grammar cannot go on, although the text is no document
         self.drafted = self.kept = 0
         self._grammar = grammar
         self._matcher: Any = grammar.matcher()
         self._marker = marker
-        self._place = 0 if marker is not None else _IN_DOCUMENT  # see `_advance`
+        self._opening = self.vocabulary.ids_of([] if opening is None else [opening])
+        self._place = _IN_DOCUMENT if marker is None else 0 if opening is None else _OPEN  # see `_advance`
         self._document: list[int] = []  # committed tokens that the matcher has consumed
         self._count = 0
         self._eos = frozenset(self.vocabulary.eos_ids)
@@ -152,7 +155,9 @@ class GrammarConstraint:
             assert self._marker is not None
             state = self._marker.advance(place, token)
             return _GAP if self._marker.is_complete(state) else state
-        if place != _IN_DOCUMENT and not self._matcher.validate_tokens([token]):
+        if place == _OPEN and allows(self._opening, token):
+            return 0
+        if place not in (_IN_DOCUMENT, _OPEN) and not self._matcher.validate_tokens([token]):
             return place - 1
         return _IN_DOCUMENT if self._matcher.consume_token(token) else None
 
@@ -164,7 +169,9 @@ class GrammarConstraint:
         mask = self._grammar.mask(self._matcher)
         if mask is None or not mask.any():
             return None
-        if place != _IN_DOCUMENT and place > _GAP - MAX_GAP:
+        if place == _OPEN:
+            mask |= self._opening
+        elif place != _IN_DOCUMENT and place > _GAP - MAX_GAP:
             mask |= self._grammar.newlines
         mask = self._without(mask, self._no_eos, self._ignore_eos)
         return self._without(mask, self._no_stop, self._count + ahead < self._min_tokens)
@@ -186,3 +193,4 @@ class GrammarConstraint:
 
 _GAP = -1  # the marker is complete, the document has not begun; further below: line ends since then
 _IN_DOCUMENT = -1000
+_OPEN = -2000  # nothing has come yet: the tag that begins the reasoning, or the document

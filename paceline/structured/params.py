@@ -36,7 +36,9 @@ class StructuredOutputsParams:
     stand between them. disable_additional_properties: objects whose schema does not say otherwise have no other
     members. These three concern json and json_object alone.
     reasoning_end: the grammar begins behind this marker ("</think>"), what comes before is free; a prompt that ends
-    with it has the reasoning behind it, and the grammar begins at once.
+    with it has the reasoning behind it, and the grammar begins at once. reasoning_start: the output itself says whether
+    it reasons: it begins with this tag, or else with the grammar. That takes a tag that is one token; with another one
+    the output is taken to reason.
 
     After construction `json` is JSON text and `choice` a tuple, so that equal parameters are equal and have one hash.
     Raises StructuredOutputsError, which names the field, the value and the remedy. Whether the grammar itself compiles
@@ -52,6 +54,7 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     reasoning_end: str | None = None
+    reasoning_start: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("disable_any_whitespace", "disable_additional_properties"):
@@ -81,10 +84,15 @@ class StructuredOutputsParams:
             raise fail(
                 "whitespace_pattern", self.whitespace_pattern, "contradicts disable_any_whitespace; leave one out"
             )
-        if self.reasoning_end is not None:
-            if not isinstance(self.reasoning_end, str) or not self.reasoning_end.strip():
-                raise fail("reasoning_end", self.reasoning_end, 'use a marker such as "</think>"')
-            _encodable("reasoning_end", self.reasoning_end, MAX_MARKER)
+        for name, example in (("reasoning_end", "</think>"), ("reasoning_start", "<think>")):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not isinstance(value, str) or not value.strip():
+                raise fail(name, value, f'use a marker such as "{example}"')
+            _encodable(name, value, MAX_MARKER)
+        if self.reasoning_start is not None and self.reasoning_end is None:
+            raise fail("reasoning_start", self.reasoning_start, "needs reasoning_end, where the grammar begins")
 
     @property
     def kind(self) -> str:

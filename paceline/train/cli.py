@@ -133,6 +133,17 @@ def fit(
     from_target: Annotated[
         bool, typer.Option("--from-target", help="Start from the target's last layers instead of random weights.")
     ] = False,
+    markov_rank: Annotated[
+        int, typer.Option("--markov-rank", min=0, help="DSpark: add a Markov head of this rank; 0: none.")
+    ] = 0,
+    confidence: Annotated[bool, typer.Option("--confidence", help="DSpark: add a confidence head.")] = False,
+    anchor_first: Annotated[
+        bool | None,
+        typer.Option("--anchor-first/--fill-in", help="Slots of the block. Default: of --init-from, else fill-in."),
+    ] = None,
+    freeze: Annotated[
+        Literal["", "backbone"], typer.Option("--freeze", help="backbone: train the heads of DSpark alone.")
+    ] = "",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 16,
     anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks per sequence.")] = 32,
     optimizer: Annotated[Literal["muon", "adamw"], typer.Option("--optimizer")] = "muon",
@@ -189,8 +200,11 @@ def fit(
         workers=workers,
         checkpoint_every=checkpoint_every,
         loss=LossConfig(weighting=weighting, alpha=alpha, gamma=gamma, **parse_loss(loss)),
+        freeze=freeze,
     )
-    start = runs.Start(layers, block_size, head_rows, mask_token, init_from, from_target)
+    start = runs.Start(
+        layers, block_size, head_rows, mask_token, init_from, from_target, markov_rank, confidence, anchor_first
+    )
     runs.fit_drafter(
         model,
         features,
@@ -212,7 +226,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write.")],
     dtype: DtypeOption = "bfloat16",
 ) -> None:
-    """Write the newest checkpoint of a run as a z-lab drafter with its list of head rows."""
+    """Write the newest checkpoint of a run as a drafter folder with its list of head rows."""
     from paceline.train import workflow
 
     workflow.export_run(run, out, dtype=dtype)

@@ -68,15 +68,21 @@ def walk(run_lengths: np.ndarray, first: int, end: int) -> list[int]:
 def draft_run_lengths(
     model: Drafter, heads: Heads, store: Features, index: int, drafts: int, dtype: torch.dtype
 ) -> np.ndarray:
-    """For each anchor of one answer: how many of its ``drafts`` drafts are right before the first wrong one."""
+    """For each anchor of one answer: how many of its ``drafts`` drafts are right before the first wrong one.
+
+    A Markov head sees the answer's own tokens before a slot: up to the first wrong draft these are the drafts.
+    """
     sequence = store.sequences[index]
     anchors = np.arange(sequence["prompt_len"], len(sequence["tokens"]) - 1)
     batch = make_batch(store, [index], [anchors], drafts + 1, with_teacher=False)
     device = heads.embed.device
     tokens = batch.tokens.to(device)
-    embeds = heads.block_embeds(tokens[..., 0], drafts + 1)
-    hidden = model(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)[:, :, 1:]
-    best = heads.rows[torch.nn.functional.linear(hidden.to(dtype), heads.head.to(dtype)).argmax(-1)]
+    skip = 0 if model.config.anchor_first else 1
+    embeds = heads.block_embeds(tokens[..., 0], drafts + skip)
+    hidden = model(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)[:, :, skip:]
+    logits = torch.nn.functional.linear(hidden.to(dtype), heads.head.to(dtype)).float()
+    shift, _ = model.sequential(hidden, tokens[..., :-1].clamp(min=0), heads.rows)
+    best = heads.rows[(logits if shift is None else logits + shift).argmax(-1)]
     hit = (best == tokens[..., 1:])[0]
     return torch.cumprod(hit.long(), -1).sum(-1).cpu().numpy()
 
@@ -93,9 +99,9 @@ def evaluate(
 ) -> dict[str, Acceptance]:
     """Acceptance by domain over the first ``max_tokens`` tokens of the answers ``members``, greedy.
 
-    ``drafts`` per round: block size - 1 unless given. The key ``"all"`` holds the sum over domains.
+    ``drafts`` per round: as many as a block has unless given. The key ``"all"`` holds the sum over domains.
     """
-    slots = drafts if drafts is not None else model.config.block_size - 1
+    slots = drafts if drafts is not None else model.config.drafts
     out: dict[str, Acceptance] = {}
     for index in members:
         sequence = store.sequences[index]

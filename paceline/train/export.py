@@ -1,4 +1,4 @@
-"""Write a trained drafter as a z-lab checkpoint, with the list of head rows beside it."""
+"""Write a trained drafter as a z-lab or (with heads of DSpark) DeepSpec checkpoint, its list of head rows beside it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def export_drafter(
     dtype: torch.dtype = torch.bfloat16,
     target: dict[str, str] | None = None,
 ) -> None:
-    """Write ``config.json``, ``model.safetensors`` (z-lab's tensor names) and ``head_rows.safetensors`` (if ``rows``).
+    """Write ``config.json``, ``model.safetensors`` and ``head_rows.safetensors`` (if ``rows``).
 
-    The last holds one int32 tensor ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
+    Tensors have z-lab's names, those of DSpark's heads DeepSpec's. The last file holds one int32 tensor ``head_rows``:
+    ascending ids of the target's head rows that drafts are chosen from.
     Loaders that do not know the file use the whole head, which is also right. Some, vLLM and SGLang, would take every
     ``*.safetensors`` of a folder for weights: ``model.safetensors.index.json`` tells them which file holds these.
     ``target`` (``model_type``, ``name``) becomes ``paceline_target`` of the configuration: which model this drafter

@@ -19,7 +19,7 @@ from .distributed import Ranks
 from .errors import TrainError
 from .feature_store import Features
 from .heads import Heads
-from .loss import LossConfig, acceptance, head_loss
+from .loss import LossConfig, acceptance, dspark_loss, head_loss
 from .model import Drafter
 from .schedule import Schedule, build_optimizers
 
@@ -29,6 +29,7 @@ class FitConfig:
     """One run. ``compute_dtype`` (bfloat16 or float32) is that of matrix products; masters are always fp32.
 
     ``block_sizes``: lengths that blocks are cut to, one drawn for each step; () always takes the drafter's own.
+    ``freeze``: "backbone" trains DSpark's heads alone, "" everything.
     """
 
     schedule: Schedule
@@ -47,25 +48,37 @@ class FitConfig:
     checkpoint_every: int = 100
     log_every: int = 10
     loss: LossConfig = field(default_factory=LossConfig)
+    freeze: str = ""
 
 
 # what may not change in the middle of a run, since the batches or the optimiser's state would be others
-FIXED = ("batch_size", "anchors", "block_sizes", "seed", "optimizer", "workers")
+FIXED = ("batch_size", "anchors", "block_sizes", "seed", "optimizer", "workers", "freeze")
 
 
 def batch_loss(
     model: Drafter, heads: Heads, batch: Batch, loss: LossConfig, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Summed loss, sum of weights, hits ``[N, K]`` and validity ``[N, K]`` of a batch (N blocks of K mask slots)."""
+    """Summed loss, sum of weights, hits ``[N, K]`` and validity ``[N, K]`` of a batch (N blocks of K drafts)."""
     device = heads.embed.device
     tokens, valid = batch.tokens.to(device), batch.valid.to(device)
-    size = tokens.shape[-1]
+    anchor_first = model.config.anchor_first
+    size = tokens.shape[-1] - anchor_first  # an anchor-first block drafts as many tokens as it has slots
     embeds = heads.block_embeds(tokens[..., 0], size)
     hidden = model(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)
     labels = torch.where(valid, heads.row_of[tokens[..., 1:].clamp(min=0)], -1).flatten(0, 1)
     teacher = batch.teacher.to(device).flatten(0, 1) if batch.teacher is not None else None
     valid = valid.flatten(0, 1)
-    total, weight, hit = head_loss(hidden[:, :, 1:].flatten(0, 1), heads.head.to(dtype), labels, valid, loss, teacher)
+    hidden = hidden[:, :, 0 if anchor_first else 1 :].flatten(0, 1)
+    head = heads.head.to(dtype)
+    if not model.config.dspark:
+        total, weight, hit = head_loss(hidden, head, labels, valid, loss, teacher)
+        return total, weight, hit, valid
+    given = table = None
+    if model.markov_head is not None:
+        given = model.markov_head.markov_w1(tokens[..., :-1].clamp(min=0)).flatten(0, 1)
+        table = model.markov_head.markov_w2.weight[heads.rows]
+    confidence = model.confidence(hidden, given)
+    total, weight, hit = dspark_loss(hidden, head, labels, valid, loss, teacher, given, table, confidence)
     return total, weight, hit, valid
 
 
@@ -86,17 +99,20 @@ class Trainer:
         self.config, self.out, self.step, self.seen = config, out, 0, 0
         self.ranks = ranks or Ranks()
         c = config
+        if c.freeze == "backbone":
+            model.freeze_backbone()
+        self.params = [p for p in model.parameters() if p.requires_grad]
         self.optimizers = build_optimizers(
-            model.parameters(),
+            self.params,
             c.optimizer,
             lr=c.lr,
             muon_lr=c.muon_lr,
             weight_decay=c.weight_decay,
             betas=c.betas,
             shares=c.workers,
+            tables=model.head_parameters(),
         )
         self.dtype = getattr(torch, config.compute_dtype)
-        self.params = list(model.parameters())
         self.pool = ThreadPoolExecutor(config.workers) if config.workers > 1 else None
         self.out.mkdir(parents=True, exist_ok=True)
 
@@ -131,9 +147,10 @@ class Trainer:
         state = torch.load(self.checkpoint, map_location=self.heads.embed.device, weights_only=True)
         now = asdict(self.config)
         for key in FIXED:
-            if state["config"][key] != now[key]:
+            before = state["config"].get(key, "")  # checkpoints of earlier versions lack the last one
+            if before != now[key]:
                 raise TrainError(
-                    f"{key} was {state['config'][key]} when {self.checkpoint} was written and is "
+                    f"{key} was {before} when {self.checkpoint} was written and is "
                     f"{now[key]} now: resume with the same value or choose another --out"
                 )
         old, new = Schedule(**state["config"]["schedule"]), self.config.schedule
@@ -178,7 +195,7 @@ class Trainer:
                 group["lr"] = group["peak_lr"] * factor
         list((self.pool.map if self.pool else map)(lambda o: o.step(), self.optimizers))
         self.step += 1
-        slots = self.model.config.block_size - 1
+        slots = self.model.config.drafts
         hits = [_widen(r[3], slots) for r in results] or [torch.zeros(0, slots, dtype=torch.bool, device=device)]
         valid = [_widen(r[4], slots) for r in results] or hits
         return loss.item(), torch.cat(hits).cpu(), torch.cat(valid).cpu()
@@ -201,17 +218,17 @@ class Trainer:
         ``stop_at`` (``time.monotonic()``): save and return at the first step after it.
         """
         c = self.config
-        steps = c.schedule.steps
+        shape, steps = self.model.config, c.schedule.steps
         stop = min(steps, until if until is not None else steps)
         batches = training_batches(
             self.store,
             self.phases,
             batch_size=c.batch_size,
             anchors=c.anchors,
-            block_sizes=c.block_sizes or (self.model.config.block_size,),
+            block_sizes=[size + shape.anchor_first for size in c.block_sizes or (shape.block_size,)],
             seed=c.seed,
             first_step=self.step,
-            with_teacher=c.loss.needs_teacher,
+            with_teacher=c.loss.needs_teacher or shape.confidence,
         )
         losses: list[float] = []
         window: list[tuple[float, Tensor, Tensor]] = []

@@ -6,6 +6,7 @@ nothing of the size of the logits is kept for the backward pass.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ class LossConfig:
 
     The loss of a slot is ``ce`` x cross-entropy with the answer's token + ``kl`` x cross-entropy with the target's own
     distribution + ``tv`` x L1 distance to that distribution (twice the total variation; DSpark trains 0.1 and 0.9).
-    Distributions are over the head's rows.
+    Distributions are over the head's rows. ``confidence``: weight of the loss of DSpark's confidence head.
     """
 
     weighting: Weighting = "dpace"
@@ -35,6 +36,7 @@ class LossConfig:
     ce: float = 1.0
     kl: float = 0.0
     tv: float = 0.0
+    confidence: float = 1.0
 
     @property
     def needs_teacher(self) -> bool:
@@ -85,18 +87,30 @@ class _HeadLoss(torch.autograd.Function):
         valid: Tensor,
         teacher: Tensor | None,
         config: LossConfig,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        given: Tensor | None,
+        table: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         blocks, slots, width = hidden.shape
-        grad = torch.empty(blocks, slots, width, dtype=torch.float32, device=hidden.device)
-        hit = torch.empty(blocks, slots, dtype=torch.bool, device=hidden.device)
-        total = torch.zeros((), device=hidden.device)
-        weight_sum = torch.zeros((), device=hidden.device)
+        new = functools.partial(torch.zeros, device=hidden.device)
+        grad = new(blocks, slots, width) if hidden.requires_grad else None
+        hit = new(blocks, slots, dtype=torch.bool)
+        weights, overlap = new(blocks, slots), new(blocks, slots)
+        total = new(())
         known = labels >= 0
+        markov = given is not None and table is not None
+        if markov:
+            assert given is not None and table is not None
+            grad_given, grad_table = new(given.shape), new(table.shape)
+            rows_of_table = table.to(head.dtype)
         chunk = CHUNK_BLOCKS if hidden.device.type == "cpu" else CHUNK_BLOCKS_GPU
         for i in range(0, blocks, chunk):
             part = slice(i, i + chunk)
             rows = hidden[part].reshape(-1, width).to(head.dtype)
             logits = F.linear(rows, head).float()
+            if markov:
+                assert given is not None
+                before = given[part].reshape(-1, given.shape[-1]).to(head.dtype)
+                logits += F.linear(before, rows_of_table).float()
             label = labels[part].reshape(-1)
             index = label.clamp(min=0).unsqueeze(1)
             log_prob = torch.log_softmax(logits, -1)
@@ -105,18 +119,20 @@ class _HeadLoss(torch.autograd.Function):
             hit[part] = ((logits.argmax(-1) == label) & seen).view(-1, slots)
             prob = (picked.exp() * seen).view(-1, slots)
             weight = position_weights(config, prob, valid[part]).reshape(-1) * seen
+            weights[part] = weight.view(-1, slots)
             total -= (weight * picked).sum() * config.ce
-            weight_sum += weight.sum()
             p = log_prob.exp()
             wanted = distance = None
             if teacher is not None:
                 wanted = torch.softmax(F.linear(teacher[part].reshape(-1, width).to(head.dtype), head).float(), -1)
                 total -= (weight * (wanted * log_prob).sum(-1)).sum() * config.kl
-            if wanted is not None and config.tv:
                 apart = p - wanted
-                total += (weight * apart.abs().sum(-1)).sum() * config.tv
-                sign = apart.sign_()
-                distance = (sign - (sign * p).sum(-1, keepdim=True)).mul_(p)  # gradient of L1 by the logits
+                l1 = apart.abs().sum(-1)
+                overlap[part] = (1 - 0.5 * l1).view(-1, slots)
+                if config.tv:
+                    total += (weight * l1).sum() * config.tv
+                    sign = apart.sign_()
+                    distance = (sign - (sign * p).sum(-1, keepdim=True)).mul_(p)  # gradient of L1 by the logits
             delta = p.mul_(config.ce + config.kl)
             delta.scatter_add_(1, index, torch.full_like(picked, -config.ce).unsqueeze(1))
             if wanted is not None:
@@ -124,16 +140,22 @@ class _HeadLoss(torch.autograd.Function):
             if distance is not None:
                 delta.add_(distance, alpha=config.tv)
             delta *= weight.unsqueeze(1)
-            grad[part] = F.linear(delta.to(head.dtype), head.t()).view(-1, slots, width).float()
-        ctx.save_for_backward(grad)
+            delta = delta.to(head.dtype)
+            if grad is not None:
+                grad[part] = F.linear(delta, head.t()).view(-1, slots, width).float()
+            if markov:
+                grad_given[part] = F.linear(delta, rows_of_table.t()).view(-1, slots, grad_given.shape[-1]).float()
+                grad_table += (delta.t() @ before).float()
+        ctx.save_for_backward(grad, grad_given if markov else None, grad_table if markov else None)
         ctx.hidden_dtype = hidden.dtype
-        ctx.mark_non_differentiable(hit, weight_sum)
-        return total, hit, weight_sum
+        weight_sum = weights.sum()
+        ctx.mark_non_differentiable(hit, weight_sum, weights, overlap)
+        return total, hit, weight_sum, weights, overlap
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = ctx.saved_tensors
-        return (grad * grads[0]).to(ctx.hidden_dtype), None, None, None, None, None
+        hidden, given, table = (None if g is None else g * grads[0] for g in ctx.saved_tensors)
+        return None if hidden is None else hidden.to(ctx.hidden_dtype), None, None, None, None, None, given, table
 
 
 def head_loss(
@@ -144,15 +166,42 @@ def head_loss(
     config: LossConfig,
     teacher: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted cross-entropy of the mask slots.
+    """Weighted cross-entropy of the slots that draft.
 
-    ``hidden [N, K, H]``: drafter output of the slots 1..K; ``head [R, H]``: frozen rows, in the compute dtype;
+    ``hidden [N, K, H]``: drafter output of these slots; ``head [R, H]``: frozen rows, in the compute dtype;
     ``labels [N, K]``: row numbers of the right tokens, -1 where the token has no row; ``valid [N, K]``: slots inside
     the sequence; ``teacher [N, K, H]``: the target's final hidden state that predicts each slot's token.
     Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a
     batch are summed), and ``hit [N, K]``, where the arg max is right.
     """
-    total, hit, weight = _HeadLoss.apply(hidden, head, labels, valid, teacher if config.needs_teacher else None, config)
+    total, hit, weight, _, _ = _HeadLoss.apply(
+        hidden, head, labels, valid, teacher if config.needs_teacher else None, config, None, None
+    )
+    return total, weight, hit
+
+
+def dspark_loss(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    valid: Tensor,
+    config: LossConfig,
+    teacher: Tensor | None,
+    given: Tensor | None,
+    table: Tensor | None,
+    confidence: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``head_loss`` with DSpark's heads (arXiv 2607.05147).
+
+    ``given [N, K, r]``: Markov embedding of the token before each slot's; ``table [R, r]``: what it adds to the logits
+    of the head's rows (both None: no Markov head). ``confidence [N, K]``: logits of the chance that the draft is kept;
+    their loss is the binary cross-entropy with the overlap 1 - L1 / 2 of drafter and target, weighted as the rest.
+    """
+    teacher = teacher if config.needs_teacher or confidence is not None else None
+    total, hit, weight, weights, overlap = _HeadLoss.apply(hidden, head, labels, valid, teacher, config, given, table)
+    if confidence is not None:
+        judged = F.binary_cross_entropy_with_logits(confidence, overlap, reduction="none")
+        total = total + config.confidence * (weights * judged).sum()
     return total, weight, hit
 
 

@@ -23,7 +23,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """Shape and pairing of a DFlash drafter; ``to_hf`` gives z-lab's ``config.json``."""
+    """Shape and pairing of a drafter; ``to_hf`` gives z-lab's ``config.json``, or DeepSpec's for the family dspark.
+
+    ``anchor_first``: slot k predicts the token behind its position, from the anchor's slot 0 on; else the slots from 1
+    on predict the token at their own. ``markov_rank``: of DSpark's Markov head, 0 for none; ``confidence``: whether
+    there is a confidence head. A drafter with either of them is of the family dspark.
+    """
 
     hidden_size: int
     num_hidden_layers: int
@@ -42,6 +47,9 @@ class DrafterConfig:
     layer_types: tuple[str, ...] = field(default=())
     sliding_window: int | None = None
     is_causal: bool | None = None
+    anchor_first: bool = False
+    markov_rank: int = 0
+    confidence: bool = False
 
     def __post_init__(self) -> None:
         if not self.layer_types:
@@ -56,6 +64,15 @@ class DrafterConfig:
             raise TrainError("num_attention_heads must be a multiple of num_key_value_heads")
         if SLIDING in self.layer_types and not self.sliding_window:
             raise TrainError("sliding_window is missing: layer_types has sliding_attention layers")
+
+    @property
+    def dspark(self) -> bool:
+        return self.markov_rank > 0 or self.confidence
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a block drafts."""
+        return self.block_size if self.anchor_first else self.block_size - 1
 
     def window(self, layer: int) -> int | None:
         return self.sliding_window if self.layer_types[layer] == SLIDING else None
@@ -76,6 +93,10 @@ class DrafterConfig:
         causal = config.get("is_causal", nested.get("causal"))
         rope = config.get("rope_parameters") or {}
         layers = config["num_hidden_layers"]
+        dspark = "Qwen3DSparkModel" in (config.get("architectures") or ())
+        if dspark and config.get("markov_head_type", "vanilla") != "vanilla":
+            raise TrainError(f"markov_head_type is {config['markov_head_type']!r}: the trainer has vanilla alone")
+        first = config.get("sample_from_anchor")
         return cls(
             hidden_size=config["hidden_size"],
             num_hidden_layers=layers,
@@ -94,18 +115,19 @@ class DrafterConfig:
             layer_types=tuple(config.get("layer_types") or (FULL,) * layers),
             sliding_window=config.get("sliding_window"),
             is_causal=None if causal is None else bool(causal),
+            anchor_first=dspark if first is None else bool(first),
+            markov_rank=config.get("markov_rank") or 0,
+            confidence=bool(config.get("enable_confidence_head")),
         )
 
     def to_hf(self, dtype: str = "bfloat16") -> dict[str, Any]:
+        pairing = {"mask_token_id": self.mask_token_id, "target_layer_ids": list(self.target_layer_ids)}
         out: dict[str, Any] = {
             "architectures": ["DFlashDraftModel"],
             "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
             "model_type": "qwen3",
             "block_size": self.block_size,
-            "dflash_config": {
-                "mask_token_id": self.mask_token_id,
-                "target_layer_ids": list(self.target_layer_ids),
-            },
+            "dflash_config": pairing,
             "num_target_layers": self.num_target_layers,
             "hidden_size": self.hidden_size,
             "num_hidden_layers": self.num_hidden_layers,
@@ -130,6 +152,18 @@ class DrafterConfig:
         }
         if self.is_causal is not None:
             out["is_causal"] = self.is_causal
+        if self.anchor_first != self.dspark:
+            out["sample_from_anchor"] = self.anchor_first
+        if self.dspark:
+            del out["dflash_config"], out["auto_map"]
+            out |= {
+                "architectures": ["Qwen3DSparkModel"],
+                **pairing,
+                "markov_rank": self.markov_rank,
+                "markov_head_type": "vanilla",
+                "enable_confidence_head": self.confidence,
+                "confidence_head_with_markov": self.markov_rank > 0,
+            }
         return out
 
 
@@ -248,8 +282,31 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x), ctx.dtype)
 
 
+class MarkovHead(nn.Module):
+    """DSpark's vanilla Markov head: what a token adds to the logits of the next, ``W2 W1[token]``.
+
+    ``W2`` starts at zero: the drafter then drafts what it drafts without the head.
+    """
+
+    def __init__(self, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        nn.init.zeros_(self.markov_w2.weight)
+
+
+class ConfidenceHead(nn.Module):
+    """DSpark's confidence head: the logit of a draft's chance from its slot's hidden state and the token before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+        nn.init.zeros_(self.proj.weight)
+        nn.init.zeros_(self.proj.bias)
+
+
 class Drafter(nn.Module):
-    """Module names are the tensor names of a z-lab checkpoint."""
+    """Module names are the tensor names of a z-lab checkpoint, or of DeepSpec's for the heads of DSpark."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -259,6 +316,38 @@ class Drafter(nn.Module):
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        rank = config.markov_rank
+        self.markov_head = MarkovHead(config.vocab_size, rank) if rank else None
+        self.confidence_head = ConfidenceHead(config.hidden_size + rank) if config.confidence else None
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Those of DSpark's heads; all others are the backbone's."""
+        heads = (self.markov_head, self.confidence_head)
+        return [p for head in heads if head is not None for p in head.parameters()]
+
+    def freeze_backbone(self) -> None:
+        """Leave only DSpark's heads to be trained. Raises TrainError for a drafter without any."""
+        mine = {id(p) for p in self.head_parameters()}
+        if not mine:
+            raise TrainError("--freeze backbone leaves nothing to train: a drafter of the family dflash has no heads")
+        for parameter in self.parameters():
+            parameter.requires_grad_(id(parameter) in mine)
+
+    def sequential(self, hidden: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Of slots ``hidden [..., H]`` behind the tokens ``before [...]``: the Markov correction ``[..., R]`` to the
+        logits of the head's ``rows``, and confidence logits ``[...]``; None for a head that the drafter lacks."""
+        given = None if self.markov_head is None else self.markov_head.markov_w1(before)
+        shift = None
+        if self.markov_head is not None and given is not None:
+            shift = F.linear(given, self.markov_head.markov_w2.weight[rows])
+        return shift, self.confidence(hidden, given)
+
+    def confidence(self, hidden: Tensor, given: Tensor | None) -> Tensor | None:
+        """Confidence logits ``[...]`` of slots ``hidden [..., H]`` with the Markov embedding ``given [..., r]``."""
+        if self.confidence_head is None:
+            return None
+        inputs = hidden.float() if given is None else torch.cat((hidden.float(), given.float()), -1)
+        return self.confidence_head.proj(inputs).squeeze(-1)
 
     def context(self, taps: Tensor, dtype: torch.dtype) -> Tensor:
         """``hidden_norm(fc(taps))``: ``[..., T*H]`` to ``[..., H]`` in ``dtype``; every layer reads the same."""

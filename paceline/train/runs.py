@@ -7,7 +7,7 @@ It holds ``run.json`` (drafter's shape, head rows, target, and which shards are 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from .feature_store import Features, FeatureStore
 from .fit import FitConfig, Trainer
 from .loading import choose_mask_token, load_heads, open_model, pick_dtype
 from .model import Drafter, DrafterConfig
-from .start import fresh_drafter, new_drafter_config
+from .start import fresh_drafter, new_drafter_config, with_heads
 from .target import TargetConfig
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a new run begins with. ``init_from``: another drafter, whose shape wins; ``from_target``: weights of the
-    target's last layers."""
+    target's last layers. ``markov_rank``, ``confidence``, ``anchor_first``: heads and slots of DSpark, which
+    ``init_from`` gets where it has none."""
 
     layers: int = 2
     block_size: int = 8
@@ -44,6 +45,15 @@ class Start:
     mask_token: int | None = None
     init_from: Path | None = None
     from_target: bool = False
+    markov_rank: int = 0
+    confidence: bool = False
+    anchor_first: bool | None = None
+
+    def shape(self, of: DrafterConfig) -> DrafterConfig:
+        """``of`` with these heads and slots."""
+        first = of.anchor_first if self.anchor_first is None else self.anchor_first
+        rank, sure = of.markov_rank or self.markov_rank, of.confidence or self.confidence
+        return replace(of, markov_rank=rank, confidence=sure, anchor_first=first)
 
 
 def fit_drafter(
@@ -79,7 +89,7 @@ def fit_drafter(
     trainer.phases = _phases(run, store, out, trainer.step, new_data, hold_every, ranks)
     if ranks.first:
         size = sum(p.numel() for p in trainer.params) / 1e6
-        say(f"{where}: {len(trainer.phases[-1].members)} sequences, {size:.1f} M parameters")
+        say(f"{where}: {len(trainer.phases[-1].members)} sequences, {size:.1f} M parameters to train")
     judge = _open_store(held_out) if held_out else None
 
     def measure(trainer: Trainer) -> None:
@@ -140,19 +150,20 @@ def _new_run(checkpoint: Checkpoint, model: str, store: FeatureStore, start: Sta
     rows: list[int] | None = None
     if start.init_from is not None:
         started, rows = load_drafter(start.init_from)
-        shape = started.config
+        shape = start.shape(started.config)
     else:
         mask_token = start.mask_token
         if mask_token is None:
             used = {t for s in store.sequences for t in s["tokens"]}
             mask_token = choose_mask_token(load_tokenizer(checkpoint), used, target.vocab_size)
-        shape = new_drafter_config(
+        plain = new_drafter_config(
             target,
             store.meta["target_layer_ids"],
             layers=start.layers,
             block_size=start.block_size,
             mask_token=mask_token,
         )
+        shape = start.shape(plain)
     if rows is None and start.head_rows:
         answers = (s["tokens"][s["prompt_len"] :] for s in store.sequences)
         rows = frequent_rows(answers, start.head_rows, target.eos_token_ids, target.vocab_size)
@@ -162,7 +173,7 @@ def _new_run(checkpoint: Checkpoint, model: str, store: FeatureStore, start: Sta
 
 def _drafter(checkpoint: Checkpoint, shape: DrafterConfig, start: Start, seed: int) -> Drafter:
     if start.init_from is not None:
-        return load_drafter(start.init_from)[0]
+        return with_heads(checkpoint, load_drafter(start.init_from)[0], shape, seed)
     return fresh_drafter(checkpoint, shape, seed, from_target=start.from_target)
 
 

@@ -55,15 +55,18 @@ def build_optimizers(
     weight_decay: float,
     betas: tuple[float, float],
     shares: int,
+    tables: Iterable[nn.Parameter] = (),
 ) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest; each group remembers its ``peak_lr``.
 
-    Muon's orthogonalisation costs as much as several sequences: its matrices come in ``shares`` optimisers that can
-    step at the same time.
+    ``tables``: matrices that are lists of rows rather than maps, such as embeddings: never Muon's. Muon's
+    orthogonalisation costs as much as several sequences: its matrices come in ``shares`` optimisers that can step at
+    the same time.
     """
     found = list(parameters)
-    matrices = sorted((p for p in found if p.ndim == 2), key=lambda p: -p.numel())
-    vectors = [p for p in found if p.ndim != 2]
+    apart = {id(p) for p in tables}
+    matrices = sorted((p for p in found if p.ndim == 2 and id(p) not in apart), key=lambda p: -p.numel())
+    vectors = [p for p in found if p.ndim != 2 or id(p) in apart]
     if kind == "muon":
         out: list[torch.optim.Optimizer] = [
             torch.optim.Muon(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .loading import load_tensor
+from .loading import EMBED, load_tensor
 from .model import Drafter, DrafterConfig
 from .target import TargetConfig
 
@@ -53,7 +53,37 @@ def fresh_drafter(checkpoint: Checkpoint, shape: DrafterConfig, seed: int, *, fr
         drafter.norm.weight.copy_(final if from_target else final * NORM_START)
         if from_target:
             _copy_last_layers(drafter, shape, load, checkpoint)
+        if drafter.markov_head is not None:
+            drafter.markov_head.markov_w1.weight.copy_(principal_rows(load(EMBED), shape.markov_rank))
     return drafter
+
+
+def with_heads(checkpoint: Checkpoint, drafter: Drafter, shape: DrafterConfig, seed: int) -> Drafter:
+    """``drafter`` in ``shape``, which may add heads of DSpark to it; new ones change no draft yet."""
+    if drafter.config == shape:
+        return drafter
+    torch.manual_seed(seed)
+    out = Drafter(shape)
+    missing, unexpected = out.load_state_dict(drafter.state_dict(), strict=False)
+    assert not unexpected and all(name.startswith(("markov_head.", "confidence_head.")) for name in missing)
+    if out.markov_head is not None and drafter.markov_head is None:
+        embed = load_tensor(checkpoint, EMBED, torch.float32)
+        with torch.no_grad():
+            out.markov_head.markov_w1.weight.copy_(principal_rows(embed, shape.markov_rank))
+    return out
+
+
+def principal_rows(table: Tensor, rank: int) -> Tensor:
+    """``[V, rank]``: the rows of ``table [V, H]`` along their ``rank`` principal axes, with a mean square of 1.
+
+    A Markov head that starts so knows which tokens are alike, also those that its training never shows it. Beyond H
+    columns there is nothing to project on: they are drawn at random.
+    """
+    centred = table - table.mean(0)
+    _, axes = torch.linalg.eigh(centred.T @ centred)
+    kept = centred @ axes.flip(1)[:, :rank]
+    kept = kept / kept.square().mean().sqrt()
+    return torch.cat((kept, torch.randn(len(table), rank - kept.shape[1])), 1) if kept.shape[1] < rank else kept
 
 
 def _copy_last_layers(drafter: Drafter, shape: DrafterConfig, load: object, checkpoint: Checkpoint) -> None:

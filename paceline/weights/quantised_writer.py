@@ -30,7 +30,8 @@ from paceline.weights.quantised_folder import METHOD
 from paceline.weights.safetensors_file import write_safetensors
 
 _U8 = np.dtype(np.uint8)
-_EMBEDDING = "model.embed_tokens.weight"
+_ROUTER = ".mlp.gate.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
 
 
 def quantise_model(
@@ -71,10 +72,10 @@ def _formats(checkpoint: Checkpoint, quantization: Quantization) -> dict[str, An
     out = {}
     for name in checkpoint.names():
         stored = checkpoint.stored_dtype(name)
-        if len(checkpoint.shape(name)) != 2:
+        if len(checkpoint.shape(name)) != 2 or name.endswith(_ROUTER):  # small, and it decides
             continue
         # an embedding of its own is read by the row: it stays as it is, as at load
-        own = name == _EMBEDDING and not tied
+        own = name in _EMBEDDINGS and not tied
         quant = STORED.get(stored) if own else choose_format([stored], quantization)
         if quant is not None:
             out[name] = quant
@@ -82,8 +83,8 @@ def _formats(checkpoint: Checkpoint, quantization: Quantization) -> dict[str, An
 
 
 def _float_type(checkpoint: Checkpoint, name: str) -> Any:
-    """What a tensor that is not quantised is written as: vectors exactly, matrices as bf16."""
-    if len(checkpoint.shape(name)) < 2:
+    """What a tensor that is not quantised is written as: vectors and short convolutions exactly, matrices as bf16."""
+    if len(checkpoint.shape(name)) < 2 or name.endswith(".conv1d.weight"):
         return BFLOAT16 if checkpoint.stored_dtype(name) == "BF16" else np.dtype(np.float32)
     return BFLOAT16
 

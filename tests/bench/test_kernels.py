@@ -78,13 +78,11 @@ def test_each_repeat_measures_everything_once(llm, native, monkeypatch):
     assert [row["ms"] for row in result["rows"]] == pytest.approx([1.0, 8.0])
 
 
-@pytest.mark.parametrize(
-    ("weights", "int8"), [("int8", True), ("int8_channel", True), ("int4", True), ("float32", False)]
-)
-def test_quantised_weights_are_measured_against_byte_products(llm, native, monkeypatch, weights, int8):
-    monkeypatch.setattr(llm.model, "weight_type", weights)
+@pytest.mark.parametrize("quantised", [True, False])
+def test_quantised_weights_are_measured_against_byte_products(llm, native, monkeypatch, quantised):
+    monkeypatch.setattr(llm.model, "quantised", quantised)
     kernels.measure(llm, [1], repeats=1)
-    assert native.log[1] == ("peak", "pool", "avx512", False, int8)
+    assert native.log[1] == ("peak", "pool", "avx512", False, quantised)
 
 
 def test_table(llm, native):

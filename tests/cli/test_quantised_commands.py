@@ -45,3 +45,16 @@ def test_eval_names_a_file_without_text(paceline, tmp_path, target):
 def test_an_unknown_quantization_is_a_usage_error(paceline, target):
     ran = paceline("generate", "ab", "-m", str(target), "--quantization", "int3")
     assert ran.code == 2 and "int3" in ran.err
+
+
+def test_an_int8_cache_is_counted_and_compared(paceline, tmp_path, target):
+    ran = paceline("info", str(target), "--kv-cache-dtype", "int8", "--json")
+    facts = json.loads(ran.out)["engine"]
+    assert facts["kv_cache_dtype"] == "int8"
+    exact = json.loads(paceline("info", str(target), "--json").out)["engine"]
+    assert exact["kv_cache_dtype"] == "bfloat16" and facts["kv_bytes_per_token"] < exact["kv_bytes_per_token"]
+    text = tmp_path / "text.txt"
+    text.write_text("ha ha ha abab cdcd " * 8)
+    facts = json.loads(paceline("eval", str(target), str(text), "--kv-cache-dtype", "int8", "--json").out)
+    assert (facts["weight_type"], facts["kv_cache_dtype"]) == ("bfloat16", "int8")
+    assert facts["perplexity_ratio"] != 1 and facts["perplexity_ratio"] == pytest.approx(1, abs=0.05)

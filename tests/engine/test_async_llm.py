@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -19,6 +20,7 @@ from paceline.async_llm import MERGE_FROM
 from paceline.engine_thread import STEP_BUCKETS
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.outputs import RequestOutput, StreamDelta
+from paceline.speculation import costs
 
 from .conftest import SHAPE, World
 from .harness import Oracle, Scripted, assert_idle, assert_same, half_right, open_llm, scripted
@@ -533,3 +535,48 @@ def test_stats_add_up(world):
 def test_max_waiting_is_checked(world, bad):
     with pytest.raises(ConfigError, match="max_waiting"):
         AsyncLLM(world.spec, max_waiting=bad)
+
+
+def test_measured_costs_are_saved_while_it_serves(world, tmp_path, monkeypatch):
+    """A server runs for weeks: what it measured must not wait for its end, nor a step for the file."""
+    file = costs.CostFile(tmp_path / "costs.json")
+    monkeypatch.setattr(costs, "SAVE_AFTER", 1)
+    monkeypatch.setattr(world.spec, "_costs", file)
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            while not file.path.exists():
+                file._next = 0.0
+                await engine.complete(PROMPTS[0], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+                await asyncio.sleep(0.01)
+
+    run(main())
+    assert set(json.loads(file.path.read_text())) == {"verify", "draft"}
+
+
+def test_grammars_compile_beside_other_requests(world, monkeypatch):
+    """Requests without a grammar, and with a known one, do not wait for those whose grammars compile."""
+    gate, build = threading.Event(), type(world.spec.grammars)._build
+    known_, new = ({"regex": expression} for expression in ("[ab]{2}", "[ab]{3}"))
+
+    def params(grammar: Any = None) -> SamplingParams:
+        return SamplingParams(temperature=0.0, max_tokens=3, structured_outputs=grammar)
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            await engine.complete(PROMPTS[0], params(known_))
+            slow = staticmethod(lambda *a: gate.wait(600) and build(*a))
+            monkeypatch.setattr(type(world.spec.grammars), "_build", slow)
+            waiting = asyncio.ensure_future(engine.complete(PROMPTS[0], params(new)))
+            more = [asyncio.ensure_future(engine.complete(PROMPTS[0], params({"choice": [c]}))) for c in "abc"]
+            left = asyncio.ensure_future(engine.complete(PROMPTS[0], params({"regex": "[ab]{4}"})))
+            await asyncio.sleep(0.05)
+            left.cancel()
+            for grammar in (None, known_):
+                await engine.complete(PROMPTS[0], params(grammar))
+            assert not waiting.done() and not any(one.done() for one in more)
+            gate.set()
+            assert len((await waiting).outputs[0].text) == 3
+            assert [(await one).outputs[0].text for one in more] == ["a", "b", "c"]
+
+    run(main())

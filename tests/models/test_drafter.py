@@ -332,11 +332,11 @@ def test_draft_logits_follow_the_definition(tmp_path, target, name):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_head_over_some_rows_is_those_columns(tmp_path, dtype):
     model = load_model(write_target(tmp_path / "t", SHAPE), dtype=dtype, threads=1)
-    whole = load_drafter(write_drafter(tmp_path / "whole", SHAPE, DRAFT), model)
+    whole = load_drafter(write_drafter(tmp_path / "whole", SHAPE, DRAFT), model, quantization="none")
     folder: Path = write_drafter(tmp_path / "part", SHAPE, DRAFT)
     rows = np.array([0, 1, 5, 31, 32, 33, 64, 96], np.int32)
     save_file({"head_rows": rows}, str(folder / "head_rows.safetensors"))
-    part = load_drafter(folder, model)
+    part = load_drafter(folder, model, quantization="none")
     assert part.draft_vocab == len(rows) and whole.draft_vocab == V
     taps = np.random.default_rng(2).normal(size=(30, 2 * SHAPE.hidden)).astype(np.float32)
     a, b = draft_once(whole, taps, 4, 7), draft_once(part, taps, 4, 7)

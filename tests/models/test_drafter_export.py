@@ -54,7 +54,7 @@ def converted(source: Path, target: Path, folder: Path, layout: Any) -> Path:
 
 def drafts(folder: Path, model: TargetModel) -> tuple[np.ndarray, list[int] | None]:
     """Draft logits behind 50 tokens of context, and the ids of their columns."""
-    drafter = load_drafter(folder, model)
+    drafter = load_drafter(folder, model, quantization="none")
     ids = np.random.default_rng(1).integers(0, SHAPE.vocab, 50).tolist()
     _, taps = model.logits(ids, taps=drafter.config.target_layer_ids)
     rows = None if drafter.head_rows is None else drafter.head_rows.tolist()

@@ -63,10 +63,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @functools.cache
 def open_model(folder: Path, isa: str, f32: bool | str, threads: int) -> TargetModel:
-    """f32: whether the weights are fp32, bf16 otherwise; or how they are quantised."""
-    dtype = "float32" if f32 is True else "bfloat16"
-    quantization: Any = f32 if isinstance(f32, str) else "none"
-    return load_model(folder, dtype=dtype, quantization=quantization, isa=isa, threads=threads, max_rows=MAX_ROWS)
+    """f32: whether the weights are fp32, bf16 otherwise; or how they are quantised; ", int8 cache" may follow."""
+    kind, _, cache = f32.partition(", ") if isinstance(f32, str) else ("float32" if f32 else "none", "", "")
+    options: Any = {"kv_cache_dtype": "int8" if cache else "auto"}
+    options |= {"dtype": "float32"} if kind == "float32" else {"quantization": kind}
+    return load_model(folder, isa=isa, threads=threads, max_rows=MAX_ROWS, **options)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from models.tiny import write_target
 from paceline import LLM
 
 from .harness import Live, live
+from .thinker import write_thinker
 
 
 @pytest.fixture(scope="package")
@@ -35,9 +36,30 @@ def server(spec: LLM) -> Iterator[Live]:
         yield running
 
 
+@pytest.fixture(scope="package")
+def thinker_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_thinker(tmp_path_factory.mktemp("thinker"))
+
+
+@pytest.fixture(scope="package")
+def thinker(thinker_folder: Path) -> Iterator[Live]:
+    """A server over a model that reasons and calls tools, with the tags and the template of such a model."""
+    llm = open_llm(thinker_folder, Scripted(), max_num_batched_tokens=48, max_num_seqs=8)
+    with live(llm, model_names=("thinker",)) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def plain_thinker(thinker_folder: Path) -> Iterator[Live]:
+    """The same without speculation."""
+    with live(open_llm(thinker_folder, None), model_names=("thinker",)) as running:
+        yield running
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test with the shared server: no request, no block, no place is held."""
+    """After every test with a shared server: no request, no block, no place is held."""
     yield
-    if "server" in request.fixturenames:
-        request.getfixturevalue("server").idle()
+    for name in ("server", "thinker", "plain_thinker"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).idle()

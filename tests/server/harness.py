@@ -36,7 +36,9 @@ class Live:
         self.socket = take_port("127.0.0.1", 0)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(self.app, log_config=None, ws="none", timeout_graceful_shutdown=700, lifespan="on")
+        # a machine that stops for a while must not make the client meet a connection that is just being closed
+        patience = {"timeout_graceful_shutdown": 700, "timeout_keep_alive": 700}
+        config = uvicorn.Config(self.app, log_config=None, ws="none", lifespan="on", **patience)
         ready = threading.Event()
         self.server = Server(config, self.engine, 600.0, ready.set)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
@@ -116,4 +118,57 @@ def joined(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
                 out["logprobs"] += choice["logprobs"].get("content") or choice["logprobs"]["token_logprobs"]
             if choice["finish_reason"] is not None:
                 out["finish_reason"], out["stop_reason"] = choice["finish_reason"], choice["stop_reason"]
+    return out
+
+
+# ---- what an answer says, whichever way it came
+
+_VOLATILE = {  # of the run, or of the way, not of the answer
+    *("id", "created", "created_at", "timings", "metrics", "call_id", "item_id", "prompt_tokens_details"),
+    *("input_tokens_details", "cache_read_input_tokens"),
+}
+
+
+def comparable(value: Any) -> Any:
+    """An answer without names, times and what the prefix cache had."""
+    if isinstance(value, dict):
+        return {key: comparable(item) for key, item in value.items() if key not in _VOLATILE}
+    return [comparable(item) for item in value] if isinstance(value, list) else value
+
+
+def said(choice: dict[str, Any]) -> dict[str, Any]:
+    """A whole chat choice in the form of `streamed`."""
+    message = choice["message"]
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", [])]
+    return {
+        "reasoning": message.get("reasoning") or "",
+        "content": message["content"] or "",
+        "calls": calls,
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice["stop_reason"],
+        "token_ids": choice.get("token_ids", []),
+    }
+
+
+def streamed(chunks: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+    """A chat choice put together as clients do it. Each chunk has one kind of thing."""
+    out: dict[str, Any] = {"reasoning": "", "content": "", "calls": [], "token_ids": []}
+    ids: set[str] = set()
+    for choice in (c for chunk in chunks for c in chunk["choices"] if c["index"] == index):
+        assert "finish_reason" not in out, "nothing comes behind the end"
+        delta = choice["delta"]
+        assert sum(bool(delta.get(kind)) for kind in ("reasoning", "content", "tool_calls")) <= 1
+        assert delta.get("reasoning") == delta.get("reasoning_content")
+        out["reasoning"] += delta.get("reasoning") or ""
+        out["content"] += delta.get("content") or ""
+        for piece in delta.get("tool_calls", []):
+            if "id" in piece:
+                assert piece["index"] == len(out["calls"]) and piece["type"] == "function" and piece["id"] not in ids
+                ids.add(piece["id"])
+                out["calls"].append((piece["function"]["name"], ""))
+            name, arguments = out["calls"][piece["index"]]
+            out["calls"][piece["index"]] = (name, arguments + piece["function"]["arguments"])
+        out["token_ids"] += choice.get("token_ids", [])
+        if choice["finish_reason"] is not None:
+            out |= {"finish_reason": choice["finish_reason"], "stop_reason": choice["stop_reason"]}
     return out

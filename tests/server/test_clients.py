@@ -61,9 +61,10 @@ def test_errors_arrive_as_the_client_s_own(client, server):
     assert caught.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="gpt", messages=ASK)
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[0\]") as caught:
+        tool = {"type": "function", "function": {"name": "a b", "parameters": {}}}
         client.chat.completions.create(model="tiny", messages=ASK, tools=[tool])
+    assert caught.value.param == "tools[0].function.name"
 
 
 def test_many_at_once_and_some_that_leave(client, server, plain):

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from paceline.server.features import FEATURES
+from paceline.server.features import CHAT_ONLY
+from paceline.server.features import REFUSED as OLD
 from paceline.server.fields import ACCEPTED, REFUSED
 
 CHAT, PLAIN, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -29,18 +30,25 @@ def refused(server, path, status=400, **fields):
 def test_harmless_fields_are_accepted_and_change_nothing(server, name):
     fields = {"seed": 1, "return_token_ids": True}
     want = server.ok(PLAIN, **BASE[PLAIN], **fields)["choices"]
-    value = 1 if name == "priority" else True if name.startswith("parallel") else "x"
+    value = 1 if name == "priority" else "x"
     assert server.ok(PLAIN, **BASE[PLAIN], **fields, **{name: value})["choices"] == want
 
 
-@pytest.mark.parametrize("name", sorted({**REFUSED, **FEATURES}))
+@pytest.mark.parametrize("name", sorted({**REFUSED, **OLD}))
 @pytest.mark.parametrize("path", [CHAT, PLAIN])
 def test_known_fields_without_support_are_refused_by_name(server, name, path):
-    value = {"type": "json_object"} if name == "response_format" else [{"x": 1}]
-    error = refused(server, path, **{name: value})
+    error = refused(server, path, **{name: [{"x": 1}]})
     assert error["param"] == name and error["code"] == "unsupported_field" and name in error["message"]
     server.ok(path, **BASE[path], **{name: None})
     server.ok(path, **BASE[path], **{name: []})
+
+
+@pytest.mark.parametrize("name", sorted(CHAT_ONLY))
+def test_fields_of_other_endpoints_are_refused_by_name(server, name):
+    path = RESPONSES if name == "response_format" else PLAIN
+    error = refused(server, path, **{name: [{"x": 1}]})
+    assert error["param"] == name and error["code"] == "unsupported_field" and name in error["message"]
+    server.ok(path, **BASE[path], **{name: None})
 
 
 @pytest.mark.parametrize(
@@ -119,8 +127,8 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (PLAIN, {"echo": True, "logprobs": 0}, "echo"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"background": True}, "background"),
-        (RESPONSES, {"text": {"format": {"type": "json_object"}}}, "text"),
-        (RESPONSES, {"input": [{"type": "function_call_output"}]}, "input[0].type"),
+        (RESPONSES, {"input": [{"type": "function_call_output"}]}, "input[0].call_id"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include"),
         (RESPONSES, {"n": 2}, "n"),
     ],
 )

@@ -38,6 +38,17 @@ messages = st.lists(
     ),
     max_size=4,
 )
+functions = st.fixed_dictionaries(
+    {"name": st.sampled_from(["f", "g"])},
+    optional={
+        "parameters": values | st.fixed_dictionaries({"properties": st.dictionaries(st.text(max_size=3), values)})
+    },
+)
+tools = (
+    st.fixed_dictionaries({"type": st.just("function"), "function": functions})
+    | st.builds(lambda f: {"type": "function", **f}, functions)
+    | values
+)
 likely = {
     "messages": messages,
     "input": st.text(max_size=20) | messages,
@@ -73,8 +84,17 @@ likely = {
     "add_generation_prompt": st.booleans(),
     "chat_template_kwargs": st.dictionaries(st.text(max_size=5), values, max_size=2),
     "model": st.sampled_from(["tiny", "nix"]),
-    "response_format": values,
-    "tools": values,
+    "response_format": values | st.fixed_dictionaries({"type": st.sampled_from(["json_schema", "json_object"])}),
+    "structured_outputs": values
+    | st.dictionaries(st.sampled_from(["regex", "json", "choice", "grammar", "json_object"]), values, max_size=2),
+    "guided_regex": st.text(max_size=6),
+    "text": st.dictionaries(st.sampled_from(["format", "verbosity"]), values, max_size=2),
+    "tools": values | st.lists(tools, max_size=2),
+    "tool_choice": values | st.sampled_from(["required", "auto", "none"]),
+    "parallel_tool_calls": st.booleans(),
+    "reasoning_effort": st.sampled_from(["none", "low", ""]),
+    "thinking": values | st.fixed_dictionaries({"type": st.sampled_from(["enabled", "disabled"])}),
+    "output_config": st.dictionaries(st.sampled_from(["format", "effort"]), values, max_size=2),
     "user": values,
 }
 

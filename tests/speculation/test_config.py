@@ -123,3 +123,25 @@ def test_objects_made_by_hand_are_checked_and_completed():
     ):
         with pytest.raises(ConfigError, match="speculative config"):
             SpeculativeConfig.parse(wrong)
+
+
+@pytest.mark.parametrize("budget", [1, 16, 255, "auto"])
+def test_a_tree_budget_belongs_to_dflash(budget):
+    config = SpeculativeConfig.parse({"method": "dflash", "tree_budget": budget})
+    assert config.tree_budget == budget and SpeculativeConfig.parse(config) is config
+    for method in ("ngram", "dspark", "dflash2", "draft_model"):
+        with pytest.raises(ConfigError, match=f"tree_budget={budget!r}: belongs to the method dflash, not {method}"):
+            SpeculativeConfig.parse(
+                {"method": method, "model": None if method == "ngram" else "x", "tree_budget": budget}
+            )
+
+
+@pytest.mark.parametrize("budget", [0, -1, 256, 1.5, True, "all", [3]])
+def test_other_tree_budgets_are_refused(budget):
+    with pytest.raises(ConfigError, match="tree_budget"):
+        SpeculativeConfig.parse({"method": "dflash", "tree_budget": budget})
+
+
+def test_vllms_fixed_trees_are_answered():
+    with pytest.raises(ConfigError, match=r"speculative_token_tree.*tree_budget"):
+        SpeculativeConfig.parse({"method": "dflash", "speculative_token_tree": "[(0,)]"})

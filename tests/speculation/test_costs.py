@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,22 @@ def test_a_second_run_starts_from_what_the_first_measured(tmp_path: Path) -> Non
     CostFile(file.path).load(again)
     assert again.verify.medians == pytest.approx({8: 0.007123}) and again.draft.medians == pytest.approx({8: 0.0005})
     assert [p.name for p in file.path.parent.iterdir()] == ["costs.json"]
+
+
+def test_a_thread_beside_writes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs steps only looks at the tables; the file is written elsewhere, and not more often than it should."""
+    file, threads = CostFile(tmp_path / "costs.json"), []
+    write = file._write
+    monkeypatch.setattr(file, "_write", lambda v: (threads.append(threading.current_thread()), write(v)))
+    lengths = measured()
+    file.save_now_and_then(lengths, beside=True)
+    file.save_now_and_then(measured(3 * SAVE_AFTER), beside=True)
+    while not threads or threads[0].is_alive():
+        time.sleep(0.001)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
+    again = DraftLengthPolicy()
+    CostFile(file.path).load(again)
+    assert again.verify.medians == pytest.approx({8: 0.007123})
 
 
 def test_short_runs_leave_nothing(tmp_path: Path) -> None:

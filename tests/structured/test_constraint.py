@@ -32,6 +32,7 @@ GRAMMARS: list[dict[str, Any]] = [
     {"grammar": 'start: pair ("," pair)*\npair: /[ab]+/ "=" (pair | "0")'},
     {"regex": "a*", "reasoning_end": "ha"},
     {"json": {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}, "reasoning_end": "abcab"},
+    {"regex": "a*", "reasoning_end": "ha", "reasoning_start": "haha"},
 ]
 
 
@@ -223,6 +224,28 @@ def test_line_ends_behind_reasoning_are_bounded(world: World):
         assert newline in allowed(grammar.masks([])[0])
         grammar.commit(newline)
     assert newline not in allowed(grammar.masks([])[0])
+
+
+def test_the_output_says_whether_it_reasons(world: World):
+    """It begins with the tag, and the document comes behind the reasoning, or it begins with the document."""
+    fields = {"regex": "[0-9]{2}", "reasoning_end": "haha", "reasoning_start": "ab"}
+    [tag], end, answer = (encode(world, t) for t in ("ab", "haha", "42"))
+    digits = {i for i in range(V) if world.plain.tokenizer.token_bytes(i).isdigit()}
+    grammar = start(world, fields)
+    assert set(allowed(grammar.masks([])[0])) == digits | {tag}
+    assert grammar.prepare([*encode(world, "x"), tag]) == []
+    assert grammar.prepare([*answer, tag]) == answer
+    block = [tag, *encode(world, "x"), *end, *answer]
+    assert grammar.prepare(block) == block and grammar.prepare([tag, tag, answer[0]]) == [tag, tag, answer[0]]
+    assert set(allowed(grammar.masks(grammar.prepare([]))[0])) == digits | {tag}, "drafts leave no trace"
+    assert grammar.commit(tag) is None and len(allowed(grammar.masks([])[0])) > 200
+    for token in (*end, answer[0]):
+        assert grammar.commit(token) is None
+    assert grammar.commit(answer[1]) == "complete"
+    direct = start(world, fields)
+    assert [direct.commit(token) for token in answer] == [None, "complete"]
+    split = start(world, {**fields, "reasoning_start": "no single token"})
+    assert len(allowed(split.masks([])[0])) > 200, "then the output is taken to reason"
 
 
 def test_a_prompt_may_have_ended_the_reasoning(world: World):

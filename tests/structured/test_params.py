@@ -41,6 +41,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json_object": True, "disable_any_whitespace": True, "whitespace_pattern": " "}, "whitespace_pattern"),
     ({"json_object": True, "whitespace_pattern": ""}, "whitespace_pattern"),
     ({"regex": "a", "reasoning_end": " "}, "reasoning_end"),
+    ({"regex": "a", "reasoning_end": "x", "reasoning_start": ""}, "reasoning_start"),
+    ({"regex": "a", "reasoning_start": "x"}, "reasoning_start"),
     ({"regex": "a", "reasoning_end": "x" * 65}, "reasoning_end"),
 ]
 

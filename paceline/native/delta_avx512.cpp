@@ -1,0 +1,7 @@
+#if defined(__x86_64__)
+#define PACELINE_DELTA_KERNELS kAvx512Delta
+// clang-format off: the kernels are written over the vectors
+#include "simd_avx512.h"
+#include "delta_kernels.inl"
+// clang-format on
+#endif
