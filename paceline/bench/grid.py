@@ -110,7 +110,9 @@ def time_plan(
     if seconds < WORTH_SAYING:
         return []
     requests = total_steps(stages, sets, repeats)
-    return [f"{requests:,} requests of at most {output_len} tokens: at most about {seconds / 60:.0f} min at this speed"]
+    return [
+        f"{requests:,} requests of at most {output_len} tokens: decoding takes at most about {seconds / 60:.0f} min"
+    ]
 
 
 def repeats_line(stages: Sequence[Stage], repeats: int) -> str:

@@ -146,11 +146,11 @@ def test_the_default_grid_repeats_less_above_one_request_unless_told(paceline, l
 
 
 def test_a_run_of_minutes_says_so_first(paceline, llm, rows, monkeypatch):
-    assert "at most about" not in paceline("bench", "-d", str(rows), "--output-len", "4").err
+    assert "takes at most about" not in paceline("bench", "-d", str(rows), "--output-len", "4").err
     monkeypatch.setattr(llm, "time_forward", lambda _rows, _context: 1.0)
     ran = paceline("bench", "-d", str(rows), "-k", "0", "-c", "1,2", "--repeats", "2", "--output-len", "60")
     # 2 prompts x 2 repeats one by one, and 4 requests (two for each client) x 2 repeats in pairs: 240 + 240 s
-    assert ran.err.startswith("12 requests of at most 60 tokens: at most about 8 min at this speed\n")
+    assert ran.err.startswith("12 requests of at most 60 tokens: decoding takes at most about 8 min\n")
 
 
 def test_the_line_on_the_cost_models_choice(paceline, llm, rows, monkeypatch):
