@@ -80,7 +80,7 @@ def test_a_server_is_reported_without_this_machines_parts(paceline, rows, tmp_pa
         (["--report", "/nowhere/r.md"], "there is no folder /nowhere"),
         (["--price-per-hour", "0"], "0.0 is no price"),
         (["--random-weights", "Qwen3-4B", "-d", "gsm8k"], "has prompts of its own"),
-        (["--random-weights", "GPT-5"], "GPT-5: unknown; use Qwen3-0.6B"),
+        (["--random-weights", "GPT-5"], "GPT-5: unknown; use Qwen3.5-9B"),
         (["--random-weights", "Qwen3-4B", "--synthetic-acceptance", "0.5,0.6"], "which never rise"),
         (["--random-weights", "Qwen3-4B", "--synthetic-acceptance", "1.5"], "1.5"),
         (["--random-weights", "Qwen3-0.6B", "-k", "0,3"], "has no known drafter"),
