@@ -14,10 +14,13 @@ WINDOW = 15  # passes of one size whose median counts: a pass that was interrupt
 REFIT_AFTER = 16  # observations
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows
 PACE_WINDOW = 16  # steps
-ENOUGH_OTHERS = 4  # of them
+ENOUGH_OTHERS = 8  # of them: what runs most of the time is what other sizes are compared with
+PACE_NOW = 9  # steps: as far back as the present goes
 RATE = 1 / 16  # of what a step shows, in the long run
-SURPRISE = 0.02  # most that one step can show, as the logarithm of a ratio, once a size is known: the rare long ones
+SURPRISE = 0.1  # most that one step can show, as the logarithm of a ratio, once a size is known: the rare long ones
 # weigh hardly more than the others, and costs are near the median
+STALE_AFTER = 4096  # steps since a size was last seen: from then on it is believed less and less
+FADING = 0.02  # of the way to what the floor says, at each fit
 TRUST = 12.0  # steps after which it is; what an earlier run learned counts as twice as many
 
 
@@ -48,6 +51,12 @@ class Costs(Protocol):
         """What a row costs in a pass of many, which computes rather than waits for memory."""
 
 
+def neighbours(rows: int) -> tuple[int, int]:
+    """The knots above and below a size."""
+    above = next((knot for knot in KNOTS if knot > rows), rows)
+    return above, next((knot for knot in reversed(KNOTS) if knot < rows), rows)
+
+
 def floor_shape(rows: float, knee: float = 16.0, slope: float = 1 / 64) -> float:
     """Seconds of a pass in passes of one row: reading the weights takes as long as the arithmetic of `knee` rows, so up
     to there a row costs next to nothing, and beyond it each costs 1 / knee of a one-row pass."""
@@ -67,13 +76,14 @@ class Pace:
 
     @property
     def now(self) -> float:
-        return statistics.median_low([ratio for _, ratio in self._recent]) if self._recent else 0.0
+        recent = [ratio for _, ratio in self._recent][-PACE_NOW:]
+        return statistics.median_low(recent) if recent else 0.0
 
     def by_others(self, rows: int) -> float | None:
         """As steps of other sizes tell; None if too few of them ran of late. A size alone cannot tell whether it or the
         machine has changed."""
         others = [ratio for size, ratio in self._recent if size != rows]
-        return statistics.median_low(others) if len(others) >= ENOUGH_OTHERS else None
+        return statistics.median_low(others[-PACE_NOW:]) if len(others) >= ENOUGH_OTHERS else None
 
 
 class CostCurve:
@@ -91,6 +101,7 @@ class CostCurve:
         self._pace, self._leads = pace, leads
         self._seen: set[int] = set()
         self._weight = [0.0] * len(KNOTS)  # steps that showed a knot
+        self._last = [0] * len(KNOTS)  # the step that last did
         self._value = [0.0] * len(KNOTS)  # logarithm of seconds, where the weight is not 0
         self._fitted: list[float] = []  # seconds of all knots
         self._stale = 0  # steps since
@@ -109,19 +120,20 @@ class CostCurve:
             pace = self._pace.by_others(rows)
             self._pace.feel(rows, math.log(seconds) - expected)
         self.changes += 1
-        if pace is None:
-            return
-        surprise = math.log(seconds) - pace - expected
-        if trusted:
-            surprise = max(-SURPRISE, min(SURPRISE, surprise))
-        for knot, share in near:
-            if not self._weight[knot]:
-                self._value[knot] = math.log(self._fitted[knot]) if self._fitted else expected
-            self._weight[knot] += share
-            self._value[knot] += share * max(RATE, min(1.0, 1.0 / self._weight[knot])) * surprise
         self._stale += 1
+        for knot, share in near:
+            self._last[knot] = self.changes
+            if pace is not None:
+                surprise = math.log(seconds) - pace - expected
+                self._learn(knot, share, expected, max(-SURPRISE, min(SURPRISE, surprise)) if trusted else surprise)
         if not trusted or self._stale >= REFIT_AFTER:
             self._refit()
+
+    def _learn(self, knot: int, share: float, expected: float, surprise: float) -> None:
+        if not self._weight[knot]:
+            self._value[knot] = math.log(self._fitted[knot]) if self._fitted else expected
+        self._weight[knot] += share
+        self._value[knot] += share * max(RATE, min(1.0, 1.0 / self._weight[knot])) * surprise
 
     def preset(self, medians: Mapping[int, float]) -> None:
         for rows, seconds in medians.items():
@@ -131,8 +143,17 @@ class CostCurve:
         self._refit()
 
     def _refit(self) -> None:
+        self._fade()
         self._fitted, self._stale = self._fit(), 0
         self._known.clear()
+
+    def _fade(self) -> None:
+        """What looks dear and was not seen for long is slowly taken to cost what the floor says, until it is tried."""
+        now = max(range(len(KNOTS)), key=self._last.__getitem__)
+        for knot, weight in enumerate(self._weight):
+            if weight and self._last[now] - self._last[knot] > STALE_AFTER:
+                target = self._value[now] + math.log(floor_shape(KNOTS[knot]) / floor_shape(KNOTS[now]))
+                self._value[knot] += FADING * min(0.0, target - self._value[knot])
 
     @property
     def known(self) -> bool:

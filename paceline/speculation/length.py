@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.cost_table import CostCurve, Costs, Pace
+from paceline.speculation.cost_table import CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
@@ -21,6 +21,8 @@ FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
+EXPLORE_SHARE = 0.006  # and about as much to passes of other sizes, so that their costs are known
+LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
 FOLLOW_SHARE = 0.06  # of a step: what it takes that a drafter follows, which drafts have to earn on average
@@ -114,6 +116,15 @@ def best_lengths(
     return lengths, best_rate / plain
 
 
+def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
+    """Draft lengths of so many drafts in all, those most likely to be kept, and how many will be on average."""
+    order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))[:drafts]
+    lengths = [0] * len(survivals)
+    for _, i, _ in order:
+        lengths[i] += 1
+    return lengths, -sum(negative for negative, _, _ in order)
+
+
 def verified_lengths(
     chances: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0
 ) -> list[int]:
@@ -169,6 +180,8 @@ class DraftLengthPolicy:
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
+        self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
+        self._upwards = False
         self._hopeless = 0  # steps in a row
         self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
         self._patience = 1
@@ -201,6 +214,8 @@ class DraftLengthPolicy:
             for r, limit in zip(requests, limits, strict=True)
         ]
         draft = partial(self._draft_seconds, len(requests))
+        if self.whole:  # however few of them will be verified
+            draft = partial(self._whole_seconds, draft(sum(limits)))
         lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests))
         self._gain += (gain - self._gain) / GAIN_STEPS
         if self._gain < 1.0 + FOLLOW_SHARE and self._hope(limits, rows)[1] < 1.0 + UPSIDE:
@@ -211,9 +226,37 @@ class DraftLengthPolicy:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
+            if not self.whole:
+                lengths = self._explore(survivals, lengths, rows)
         if self.whole:
             lengths = [limit if length else 0 for length, limit in zip(lengths, limits, strict=True)]
         return lengths
+
+    def _explore(self, survivals: Sequence[Sequence[float]], lengths: list[int], rows: int) -> list[int]:
+        """The lengths, or now and then those of a pass one knot larger or smaller: costs that look high for no good
+        reason would otherwise never be seen again."""
+        drafts = sum(lengths)
+        now = self.verify.seconds(rows + drafts) + self._draft_seconds(len(lengths), drafts)
+        self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
+        if self._curiosity < LEAST_PRICE * now:
+            return lengths
+        self._upwards = not self._upwards
+        above, below = neighbours(rows + drafts)
+        other = min(above - rows, sum(map(len, survivals))) if self._upwards else max(below - rows, 0)
+        if other == drafts:
+            return lengths
+        seconds = self.verify.seconds(rows + other) + (self._draft_seconds(len(lengths), other) if other else 0.0)
+        tried, expected = likeliest(survivals, other)
+        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        lost = seconds - (rows + expected) * now / planned  # against as many tokens at the rate that was chosen
+        if lost > self._curiosity:
+            return lengths
+        self._curiosity -= max(lost, LEAST_PRICE * now)
+        return tried
+
+    @staticmethod
+    def _whole_seconds(seconds: float, _: int) -> float:
+        return seconds
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
         """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""

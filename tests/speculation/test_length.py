@@ -162,6 +162,44 @@ def test_a_drafter_that_earns_less_than_following_costs_rests() -> None:
     assert policy.worthwhile, "with fewer requests it pays again"
 
 
+@pytest.mark.parametrize("wrong", [{2: 6.0, 4: 12.0, 8: 24.0}, {1: 9.0, 2: 9.0, 4: 9.0, 8: 9.0}, {}])
+@pytest.mark.parametrize("requests", [1, 2])
+def test_costs_that_were_learned_in_a_bad_moment_are_found_out(wrong: dict[int, float], requests: int) -> None:
+    """And the looking costs little once it is known what is best."""
+    draw, policy = random.Random(1), DraftLengthPolicy()
+    policy.verify.preset({1: 6.0} | wrong if wrong else {})
+    policy.draft.preset({2: 1.0, 4: 1.0, 8: 1.2} if wrong else {})
+    for _ in range(500):
+        policy.observe(-1, 7, 7 if draw.random() < 0.4 else draw.randint(0, 3))
+
+    def true(rows: int) -> float:
+        return 6.0 + 0.25 * rows
+
+    names, limits = list(range(requests)), [7] * requests
+    survival = policy.overall.survival(7)
+
+    def rate(length: int) -> float:
+        rows = requests * (1 + length)
+        seconds = true(rows) + (1.0 + 0.02 * rows if length else 0.0)
+        return requests * (1.0 + sum(survival[:length])) / seconds
+
+    spent, tokens = 0.0, 0.0
+    for step in range(14_000):
+        if not policy.worthwhile:
+            policy.reconsider(requests)
+        chosen = policy.choose(names, limits)
+        rows, drafts = requests + sum(chosen), sum(chosen)
+        seconds = true(rows) * draw.uniform(0.9, 1.3)
+        drafting = (1.0 + 0.02 * (drafts + sum(map(bool, chosen)))) * draw.uniform(0.9, 1.3) if drafts else 0.0
+        policy.verify.observe(rows, seconds)
+        if drafts:
+            policy.draft.observe(drafts + sum(map(bool, chosen)), drafting)
+        if step >= 10_000:
+            spent += true(rows) + (1.0 + 0.02 * (drafts + requests) if drafts else 0.0)
+            tokens += requests + sum(sum(survival[:length]) for length in chosen)
+    assert tokens / spent > 0.97 * max(rate(length) for length in range(8))
+
+
 def test_bad_experience_fades() -> None:
     """Requests that drafted badly are not held against others for ever."""
     policy = hopeless()
