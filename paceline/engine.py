@@ -230,9 +230,10 @@ class Engine:
             if not self.busy:
                 self.pool.check_idle()
 
-    def check(self) -> None:
-        """Integrity of the caches: every block is free or held by those who say so. Raises AssertionError."""
-        self.pool.check([s.block_ids for s in self.running])
+    def check(self, *, index: bool = True) -> None:
+        """Integrity of the caches: every block is free or held by those who say so, and the index of contents (unless
+        `index` is False) agrees. Raises AssertionError."""
+        self.pool.check([s.block_ids for s in self.running], index=index)
         if self.states is not None:
             self.states.check([s.state_slot for s in self.running if s.state_slot is not None])
         assert not any(s.block_ids for s in self.waiting), "a waiting sequence holds blocks"
