@@ -142,8 +142,8 @@ def alternating(oracle: Oracle) -> Script:
 
 
 def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
-    """Every step is followed by the integrity check of the cache, every eighth by that of its index. Draft lengths are the most that is allowed, since the
-    clock would choose them otherwise; `adaptive` leaves them to it."""
+    """Every step is followed by the integrity check of the cache, every eighth by that of its index. Draft lengths are
+    the most that is allowed, since the clock would choose them otherwise; `adaptive` leaves them to it."""
     step, engine = llm.engine.step, llm.engine
     steps = iter(range(1 << 60))
 
