@@ -139,7 +139,7 @@ def test_any_request_with_any_drafts(worlds, dtype, batch, kind, drafts, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(QUICK, max_examples=1500)
+@settings(QUICK, max_examples=400)
 @given(batch=batches, kind=st.sampled_from(SCRIPTS), drafts=st.integers(1, 7), seed=st.integers(0, 99))
 def test_any_request_with_any_drafts_at_length(worlds, dtype, batch, kind, drafts, seed):
     check_batch(worlds[dtype], batch, kind, drafts, seed)
