@@ -17,7 +17,7 @@ from .harness import Live, parse_events
 PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"]
 TOKEN_PATHS = ["/tokenize", "/detokenize"]
 QUICK = settings(
-    max_examples=250, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, derandomize=False
+    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, derandomize=False
 )
 
 values = st.recursive(
