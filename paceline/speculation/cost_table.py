@@ -144,7 +144,16 @@ class CostCurve:
 
     def _refit(self) -> None:
         self._fade()
-        self._fitted, self._stale = self._fit(), 0
+        before, self._fitted, self._stale = self._fitted, self._fit(), 0
+        known = [knot for knot, weight in enumerate(self._weight) if weight >= TRUST]
+        if self._leads and before and len(known) > 1:
+            # sizes are told apart, not how fast the machine is, which is the pace's: together they stay where they were
+            drift = sum(math.log(self._fitted[knot] / before[knot]) for knot in known) / len(known)
+            self._fitted = [seconds * math.exp(-drift) for seconds in self._fitted]
+        # what is learned starts from here again: values that smoothing hides would drift away unseen
+        for knot, weight in enumerate(self._weight):
+            if weight:
+                self._value[knot] = math.log(self._fitted[knot])
         self._known.clear()
 
     def _fade(self) -> None:

@@ -21,7 +21,7 @@ from paceline.weights.store_files import cache_dir
 SAVE_EVERY = 30.0  # seconds
 SAVE_AFTER = 200  # steps: what a shorter run measured is hardly more than its warm-up
 MOST_ROWS = 1 << 16
-FORMAT = 2
+FORMAT = 3
 
 
 class CostFile:

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.speculation.cost_table import CostCurve, CostTable, Pace, rising
@@ -289,6 +289,21 @@ def test_noise_does_not_carry_costs_away(seed: int, noise: float) -> None:
         costs.observe(rows, now * (10.0 + rows) * (1.0 + draw.expovariate(1.0) * noise))
     for rows in (8, 10, 12, 14, 16):
         assert costs.seconds(rows) / costs.seconds(8) == pytest.approx((10.0 + rows) / 18.0, rel=0.2)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=20)
+def test_sizes_that_cost_the_same_do_not_drift_apart(seed: int) -> None:
+    """Their order is chance, and the smoothing hides it."""
+    draw, costs = random.Random(seed), CostCurve(Pace(), leads=True)
+    for _ in range(6000):
+        costs.observe(draw.choice([1, 2, 4, 8]), 5.0 * draw.uniform(0.8, 1.5))
+    values = list(costs.medians.values())
+    assert min(values) > 3.5 and max(values) < min(6.5, 1.3 * min(values))
+    for _ in range(800):  # and when it does differ, that is seen soon
+        rows = draw.choice([1, 2, 4, 8])
+        costs.observe(rows, (5.0 if rows < 8 else 8.0) * draw.uniform(0.8, 1.5))
+    assert costs.seconds(8) > 1.3 * costs.seconds(4)
 
 
 @given(st.dictionaries(st.integers(1, 700), st.floats(1e-4, 10.0), max_size=10), st.integers(1, 900))
