@@ -308,10 +308,14 @@ class DraftLengthPolicy:
             self.overall.fade(FADE)
         if not look and not fewer:
             return
-        _, gain = self._hope([PROBE_DRAFTS] * rows, rows)
-        long = fewer or self._idle >= self._patience * LOOK_AGAIN_EVERY
-        if gain >= 1.0 + UPSIDE or (gain > 1.0 and long):
+        _, hope = self._hope([PROBE_DRAFTS] * rows, rows)
+        survivals = [self.overall.survival(PROBE_DRAFTS)] * rows
+        _, gain = best_lengths(survivals, self.verify, partial(self._draft_seconds, rows))
+        long = gain >= 1.0 + FOLLOW_SHARE or self._idle >= self._patience * LOOK_AGAIN_EVERY
+        if hope >= 1.0 + UPSIDE or (hope > 1.0 and long):
             self.worthwhile, self._hopeless, self._gain = True, 0, 1.0 + UPSIDE
+        elif fewer:
+            self._given_up_at = rows  # it looks again when a good part of these are gone
 
     def trim(
         self,
