@@ -21,7 +21,7 @@ SURPRISE = 0.1  # most that one step can show, as the logarithm of a ratio, once
 # weigh hardly more than the others, and costs are near the median
 STALE_AFTER = 4096  # steps since a size was last seen: from then on it is believed less and less
 FADING = 0.02  # of the way to what the floor says, at each fit
-TRUST = 12.0  # steps after which it is; what an earlier run learned counts as twice as many
+TRUST = 12.0  # steps after which a size is known; what an earlier run learned counts as twice as many
 
 
 class Costs(Protocol):

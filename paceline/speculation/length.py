@@ -88,6 +88,19 @@ class Acceptance:
         return out
 
 
+def _by_survival(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
+    """All drafts as (-survival, request, position), those that are most likely to be kept first."""
+    return sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
+
+
+def _allot(drafts: Sequence[tuple[float, int, int]], requests: int) -> list[int]:
+    """How many of these drafts each request has."""
+    lengths = [0] * requests
+    for _, i, _ in drafts:
+        lengths[i] += 1
+    return lengths
+
+
 def best_lengths(
     survivals: Sequence[Sequence[float]], verify: Costs, draft: Callable[[int], float], other_rows: int = 0
 ) -> tuple[list[int], float]:
@@ -101,7 +114,7 @@ def best_lengths(
     largest.
     """
     rows = len(survivals) + other_rows
-    order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))
+    order = _by_survival(survivals)
     plain = rows / verify.seconds(rows)
     best, best_rate = 0, plain
     expected = float(rows)
@@ -110,19 +123,13 @@ def best_lengths(
         rate = expected / (draft(n) + verify.seconds(rows + n))
         if rate > best_rate:
             best, best_rate = n, rate
-    lengths = [0] * len(survivals)
-    for _, i, _ in order[:best]:
-        lengths[i] += 1
-    return lengths, best_rate / plain
+    return _allot(order[:best], len(survivals)), best_rate / plain
 
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
     """Draft lengths of so many drafts in all, those most likely to be kept, and how many will be on average."""
-    order = sorted(((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row)))[:drafts]
-    lengths = [0] * len(survivals)
-    for _, i, _ in order:
-        lengths[i] += 1
-    return lengths, -sum(negative for negative, _, _ in order)
+    order = _by_survival(survivals)[:drafts]
+    return _allot(order, len(survivals)), -sum(negative for negative, _, _ in order)
 
 
 def verified_lengths(
@@ -146,17 +153,14 @@ def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: f
 def _admitted(survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int) -> list[int]:
     """Drafts in order of survival, as many as make expected tokens per second largest; their number per request."""
     rows = len(survivals) + other_rows
-    order = sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
+    order = _by_survival(survivals)
     expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
     for n, (negative, _, _) in enumerate(order, 1):
         expected -= negative
         rate = expected / (draft_seconds + verify.seconds(rows + n))
         if rate > best_rate:
             best, best_rate = n, rate
-    lengths = [0] * len(survivals)
-    for _, i, _ in order[:best]:
-        lengths[i] += 1
-    return lengths
+    return _allot(order[:best], len(survivals))
 
 
 class DraftLengthPolicy:
