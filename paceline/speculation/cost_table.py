@@ -140,6 +140,7 @@ class CostCurve:
             if rows in KNOTS:
                 knot = KNOTS.index(rows)
                 self._value[knot], self._weight[knot] = math.log(seconds), 2 * TRUST
+        self._fitted = []  # these are at a scale of their own
         self._refit()
 
     def _refit(self) -> None:

@@ -229,7 +229,7 @@ def test_preempted_requests_come_back_to_the_same_bits(hybrid: Hybrids, taps: tu
     blocks = llm.engine.pool.size
     assert blocks < 100
     taken = llm.engine.pool.take(blocks - 11)
-    llm.engine.pool.check = lambda held: None  # type: ignore[method-assign]
+    llm.engine.pool.check = lambda held, index=True: None  # type: ignore[method-assign]
     prompts = [text(i, n) for i, n in enumerate((60, 5, 30, 17, 1, 40))]
     params = [
         SamplingParams(temperature=0.9 * (i % 2), seed=i, max_tokens=60, logprobs=1, ignore_eos=True) for i in range(6)

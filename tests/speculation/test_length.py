@@ -293,6 +293,14 @@ def test_noise_does_not_carry_costs_away(seed: int, noise: float) -> None:
         assert costs.seconds(rows) / costs.seconds(8) == pytest.approx((10.0 + rows) / 18.0, rel=0.2)
 
 
+def test_presets_are_taken_as_they_are_whatever_was_known() -> None:
+    costs = CostCurve(Pace(), leads=True)
+    for seconds in (1e-4, 1.0):
+        table_ = {rows: seconds * (1.0 + 0.06 * rows) for rows in (1, 2, 4, 8, 16)}
+        costs.preset(table_)
+        assert costs.medians == pytest.approx(table_)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_sizes_that_cost_the_same_do_not_drift_apart(seed: int) -> None:
     """Their order is chance, and the smoothing hides it."""
