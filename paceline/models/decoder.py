@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,9 +109,12 @@ def load_layer(loader: WeightLoader, c: DecoderConfig, prefix: str, index: int |
     )
 
 
-def load_decoder(loader: WeightLoader, c: DecoderConfig) -> DecoderWeights:
-    """Read a whole decoder. Raises CheckpointError naming a tensor that is missing or misshapen."""
-    layers = [load_layer(loader, c, f"model.layers.{i}", i) for i in range(c.num_layers)]
+def load_decoder(
+    loader: WeightLoader, c: DecoderConfig, layer: Callable[[WeightLoader, Any, str, int], Any] = load_layer
+) -> DecoderWeights:
+    """Read a whole decoder, its layers by `layer`. Raises CheckpointError naming a tensor that is missing or of another
+    shape."""
+    layers = [layer(loader, c, f"model.layers.{i}", i) for i in range(c.num_layers)]
     embed_name, vocab, hidden = "model.embed_tokens.weight", c.vocab_size, c.hidden_size
     tied = c.tie_word_embeddings
     head = loader.packed([(embed_name if tied else "lm_head.weight", vocab)], hidden)
@@ -194,8 +197,11 @@ def add_heads(
     net.attention("q", "mix", **heads, scale=scale, causal=causal, window=window, softcap=t.attention_softcap)
 
 
-def build_decoder(net: Network, c: DecoderConfig, w: DecoderWeights, taps: Sequence[int] = ()) -> None:
-    """The whole network: tokens -> logits of selected rows, and the residual stream behind the layers in `taps`.
+def build_decoder(
+    net: Network, c: DecoderConfig, w: DecoderWeights, taps: Sequence[int] = (), add: Callable[..., None] = add_layer
+) -> None:
+    """The whole network: tokens -> logits of selected rows, and the residual stream behind the layers in `taps`; layers
+    as `add` has them.
 
     Taps are columns [i * H, (i + 1) * H) in the order given; -1 is the embedding output.
     """
@@ -219,7 +225,7 @@ def build_decoder(net: Network, c: DecoderConfig, w: DecoderWeights, taps: Seque
         net.rope(t.local_rope, "_local")
     tap(-1)
     for i, layer in enumerate(w.layers):
-        add_layer(net, c, layer, i, window=c.windows[i])
+        add(net, c, layer, i, window=c.windows[i])
         tap(i)
     net.linear("x", "logits", w.head, norm=w.final_norm, eps=c.rms_norm_eps, selected=True)
     if t.logit_scale != 1.0 or t.logit_softcap:

@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline import _native
 from paceline.models.config import ConfigReader, DecoderConfig, read_decoder
-from paceline.models.decoder import DecoderWeights, LayerWeights
+from paceline.models.decoder import DecoderWeights, LayerWeights, add_layer, build_decoder, load_decoder
 from paceline.models.network import Network, WeightLoader, packed_bytes
 
 MAX_DELTA_DIM = 256
@@ -131,6 +131,7 @@ def read_config(config: dict[str, Any]) -> HybridConfig:
     if delta.value_heads % delta.key_heads:
         raise reader.fail("linear_num_value_heads", f"must be a multiple of linear_num_key_heads = {delta.key_heads}")
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(DecoderConfig)}
+    fields["traits"] = dataclasses.replace(base.traits, attention_gate=True, norm_offset=1.0)
     return HybridConfig(**fields, delta=delta, linear=_layer_types(reader, base.num_layers))
 
 
@@ -168,23 +169,21 @@ def weight_bytes(c: HybridConfig, *, f32: bool, quantised: bool = False) -> int:
 
 def load(loader: WeightLoader, c: HybridConfig) -> DecoderWeights:
     """Read a whole model. Raises CheckpointError naming a tensor that is missing or misshapen."""
-    layers: list[Any] = []
-    for i, linear in enumerate(c.linear):
-        layers.append((_load_delta if linear else _load_attention)(loader, c, f"model.layers.{i}"))
-    name, tied = "model.embed_tokens.weight", c.tie_word_embeddings
-    head = loader.packed([(name if tied else "lm_head.weight", c.vocab_size)], c.hidden_size)
-    embed = head if tied else loader.table(name, c.vocab_size, c.hidden_size)
-    return DecoderWeights(embed, layers, _norm(loader, "model.norm.weight", c.hidden_size), head)
+    return load_decoder(loader, c, _load_layer)
 
 
-def _norm(loader: WeightLoader, name: str, size: int) -> np.ndarray:
-    return loader.vector(name, size) + np.float32(1.0)
+def _load_layer(loader: WeightLoader, c: HybridConfig, prefix: str, index: int) -> Any:
+    return (_load_delta if c.linear[index] else _load_attention)(loader, c, prefix)
+
+
+def _norm(loader: WeightLoader, c: HybridConfig, name: str, size: int) -> np.ndarray:
+    return loader.vector(name, size) + np.float32(c.traits.norm_offset)
 
 
 def _mlp(loader: WeightLoader, c: HybridConfig, prefix: str) -> dict[str, Any]:
     hidden, inner = c.hidden_size, c.intermediate_size
     return {
-        "post_norm": _norm(loader, f"{prefix}.post_attention_layernorm.weight", hidden),
+        "post_norm": _norm(loader, c, f"{prefix}.post_attention_layernorm.weight", hidden),
         "gate_up": loader.packed(
             [(f"{prefix}.mlp.{n}_proj.weight", inner) for n in ("gate", "up")], hidden, gated=True
         ),
@@ -197,7 +196,7 @@ def _load_delta(loader: WeightLoader, c: HybridConfig, prefix: str) -> DeltaWeig
     parts = [("qkv", d.channels), ("z", d.values), ("b", d.value_heads), ("a", d.value_heads)]
     conv = loader.array(f"{at}.conv1d.weight", (d.channels, 1, d.kernel))
     return DeltaWeights(
-        input_norm=_norm(loader, f"{prefix}.input_layernorm.weight", c.hidden_size),
+        input_norm=_norm(loader, c, f"{prefix}.input_layernorm.weight", c.hidden_size),
         mixed=loader.packed([(f"{at}.in_proj_{name}.weight", rows) for name, rows in parts], c.hidden_size),
         conv=np.ascontiguousarray(conv[:, 0].T, np.float32),
         rate=-np.exp(loader.vector(f"{at}.A_log", d.value_heads)),
@@ -222,7 +221,7 @@ def _load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> Layer
         output_bias = loader.vector(f"{at}.o_proj.bias", hidden)
     mlp = _mlp(loader, c, prefix)
     return LayerWeights(
-        input_norm=_norm(loader, f"{prefix}.input_layernorm.weight", hidden),
+        input_norm=_norm(loader, c, f"{prefix}.input_layernorm.weight", hidden),
         qkv=loader.packed_rows(
             [
                 (f"{at}.q_proj.weight", 2 * q, queries),
@@ -233,8 +232,8 @@ def _load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> Layer
             hidden,
         ),
         qkv_bias=qkv_bias,
-        q_norm=_norm(loader, f"{at}.q_norm.weight", c.head_dim),
-        k_norm=_norm(loader, f"{at}.k_norm.weight", c.head_dim),
+        q_norm=_norm(loader, c, f"{at}.q_norm.weight", c.head_dim),
+        k_norm=_norm(loader, c, f"{at}.k_norm.weight", c.head_dim),
         output=loader.packed([(f"{at}.o_proj.weight", hidden)], q),
         output_bias=output_bias,
         gate_up_bias=None,
@@ -248,32 +247,19 @@ def _load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> Layer
 
 def build(net: Network, c: HybridConfig, w: DecoderWeights, taps: Sequence[int] = ()) -> None:
     """The whole network, as `build_decoder` describes it."""
-    hidden, q, kv, eps = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.rms_norm_eps
-    for name, width in (("x", hidden), ("qkv", 2 * q + 2 * kv), ("mixed", c.delta.mixed), ("rows", c.delta.channels)):
-        net.buffer(name, width)
-    for name, width in (("q", q), ("mix", q), ("values", c.delta.values), ("act", c.intermediate_size)):
-        net.buffer(name, width, "ACT")
-    net.buffer("logits", c.vocab_size, "LOGITS")
-    if taps:
-        net.buffer("taps", len(taps) * hidden, "TAPS")
+    net.buffer("mixed", c.delta.mixed)
+    net.buffer("rows", c.delta.channels)
+    net.buffer("values", c.delta.values, "ACT")
+    build_decoder(net, c, w, taps, _add_layer)
 
-    def tap(layer: int) -> None:
-        for i, wanted in enumerate(taps):
-            if wanted == layer:
-                net.copy("x", "taps", hidden, i * hidden)
 
-    net.embed("x", w.embed)
-    net.rope(c.rope)
-    tap(-1)
-    for i, layer in enumerate(w.layers):
-        if isinstance(layer, DeltaWeights):
-            _add_delta(net, c, layer, c.cache_layers[i])
-        else:
-            _add_attention(net, c, layer, c.cache_layers[i])
-        net.linear("x", "act", layer.gate_up, epilogue="SWIGLU", norm=layer.post_norm, eps=eps)
-        net.linear("act", "x", layer.down, epilogue="ADD")
-        tap(i)
-    net.linear("x", "logits", w.head, norm=w.final_norm, eps=eps, selected=True)
+def _add_layer(net: Network, c: HybridConfig, w: Any, index: int, *, window: int) -> None:
+    if not isinstance(w, DeltaWeights):
+        add_layer(net, c, w, c.cache_layers[index], window=window)
+        return
+    _add_delta(net, c, w, c.cache_layers[index])
+    net.linear("x", "act", w.gate_up, epilogue="SWIGLU", norm=w.post_norm, eps=c.rms_norm_eps)
+    net.linear("act", "x", w.down, epilogue="ADD")
 
 
 def _add_delta(net: Network, c: HybridConfig, w: DeltaWeights, index: int) -> None:
@@ -293,25 +279,6 @@ def _add_delta(net: Network, c: HybridConfig, w: DeltaWeights, index: int) -> No
         eps=eps,
     )
     net.linear("values", "x", w.output, epilogue="ADD")
-
-
-def _add_attention(net: Network, c: HybridConfig, w: LayerWeights, index: int) -> None:
-    q, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    heads: dict[str, Any] = {"layer": index, "heads": c.num_heads, "kv_heads": c.num_kv_heads, "head_dim": c.head_dim}
-    net.linear("x", "qkv", w.qkv, norm=w.input_norm, eps=c.rms_norm_eps, bias=w.qkv_bias)
-    net.qkv_post(
-        "qkv",
-        "q",
-        **heads,
-        rotary_dim=c.rope.rotary_dim,
-        interleaved=c.rope.interleaved,
-        q_norm=w.q_norm,
-        k_norm=w.k_norm,
-        eps=c.rms_norm_eps,
-    )
-    net.attention("q", "mix", **heads, scale=c.head_dim**-0.5)
-    net.gate("qkv", "mix", q, q + 2 * kv)
-    net.linear("mix", "x", w.output, epilogue="ADD", bias=w.output_bias)
 
 
 def new_states(c: HybridConfig, pool: Any, slots: int, journal_rows: int) -> _native.StateCache:
