@@ -222,7 +222,6 @@ class CostCurve:
                 out.append(table[below] * (1.0 - share) + table[above] * share)
             else:
                 near = below if below <= knot else above
-                near = near if near in table else seen[0]
                 out.append(table[near] * floor_shape(rows) / floor_shape(KNOTS[near]))
         return out
 
