@@ -2,6 +2,7 @@
 // for it, where the compiler can (PACELINE_AMX).
 #pragma once
 #include "kernels.h"
+#include "quant.h"
 
 namespace paceline {
 
@@ -12,5 +13,7 @@ const char* amx_refused();
 // Where there is PACELINE_AMX only.
 void amx_gemm(const GemmArgs& g);
 double amx_peak_loop(long iterations, bool f32);
+void amx_spread(Quant format, const uint8_t* w, int groups, int8_t* out);
+void amx_spread_tile(Quant format, const QuantTile& t, const int8_t* spread);
 
 }  // namespace paceline

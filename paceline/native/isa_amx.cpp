@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "amx.h"
+#include "amx_tiles.h"
 #include "kernels.h"
 
 namespace {
@@ -21,24 +22,11 @@ constexpr int kTilePairs = 16;                            // pairs of k in a til
 constexpr size_t kChunkBytes = size_t(kTilePairs) * 128;  // of a panel: both halves of 16 columns
 constexpr int kAhead = 16;  // so many chunks before it is read, a panel is asked for into the second-level cache
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-// GCC's intrinsics do not say what memory they read: what was written to `p` must be there.
-inline void written(const void* p) { asm volatile("" ::"r"(p) : "memory"); }
-
 // Tiles 0 to 3 are sums. One tile of rows: 4 is rows, 5 to 7 are weights. Several: 4 and 5 are rows, 6 and 7 weights.
 inline void configure(int rows, bool several) {
   TileConfig c;
-  for (int i = 0; i < 8; ++i) {
-    c.bytes[i] = 64;
-    c.rows[i] = uint8_t(i < 5 || (several && i == 5) ? rows : kTilePairs);
-  }
-  written(&c);
-  _tile_loadconfig(&c);
+  for (int i = 0; i < 8; ++i) c.set(i, i < 5 || (several && i == 5) ? rows : kTilePairs, 64);
+  c.load();
 }
 
 // The part of k behind the last whole tile, filled up with zeros.

@@ -73,7 +73,8 @@ NB_MODULE(_native, m) {
   m.attr("MIN_INT8_HEAD_DIM") = kMinInt8HeadDim;
   m.def("best_isa", [] { return std::string(best_isa()); });
   m.def("amx_refused", [] {
-    const char* why = amx_refused();
+    const std::string best = best_isa();
+    const char* why = best == "amx" || best == "avx512_bf16" ? amx_refused() : "the processor has no AMX";
     return why ? std::optional<std::string>(why) : std::nullopt;
   });
   m.def(
