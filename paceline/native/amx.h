@@ -12,7 +12,6 @@ const char* amx_refused();
 
 // Where there is PACELINE_AMX only.
 void amx_gemm(const GemmArgs& g);
-void amx_attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state);
 double amx_peak_loop(long iterations, bool f32);
 void amx_spread(Quant format, const uint8_t* w, int groups, int8_t* out);
 void amx_spread_tile(Quant format, const QuantTile& t, const int8_t* spread);

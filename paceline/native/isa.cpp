@@ -43,7 +43,6 @@ const Kernels& amx_kernels() {
     Kernels k = kAvx512Bf16Kernels;
     k.name = "amx";
     k.gemm = amx_gemm;
-    k.attend = amx_attend;
     k.peak_loop = amx_peak_loop;
     return k;
   }();

@@ -1,5 +1,4 @@
-// Matrix products of bf16 weights, and of queries with bf16 keys, with the tile unit (AMX). Everything else of the path
-// is that of avx512_bf16.
+// Matrix products of bf16 weights with the tile unit (AMX). Everything else of the path is that of avx512_bf16.
 //
 // Invariant 1 (design): a tile product adds to every output the products of 32 values of k, in an order of its own;
 // those of one output never depend on the other rows of the tile or on how many there are. Tiles begin at multiples of
@@ -201,84 +200,6 @@ void gemm(const GemmArgs& g) {
   _tile_release();
 }
 
-// ---------------------------------------------------------------- attention
-
-using paceline::AttentionArgs;
-using paceline::kPartition;
-using paceline::QueryTile;
-
-constexpr size_t kQueryStride = paceline::kMaxHeadDim * 2;
-
-// A block of keys is [head_dim / 2][16 keys][2]: tiles of weights as they are. Tiles 0 to 3 are the scores of a block
-// each, 4 and 5 whole tiles of queries and keys, 6 and 7 those of the rest of head_dim.
-void scores(const void* queries, int head_dim, const uint8_t* const* blocks, int filled, float* out) {
-  const auto* q = static_cast<const uint8_t*>(queries);
-  const int pairs = head_dim / 2, chunks = pairs / kTilePairs;
-#define EACH_BLOCK(DO) \
-  do {                 \
-    DO(0);             \
-    if (filled > 1) {  \
-      DO(1);           \
-    }                  \
-    if (filled > 2) {  \
-      DO(2);           \
-    }                  \
-    if (filled > 3) {  \
-      DO(3);           \
-    }                  \
-  } while (0)
-#define ZERO(B) _tile_zero(B)
-#define WHOLE(B)                           \
-  _tile_loadd(5, blocks[B] + at * 16, 64); \
-  _tile_dpbf16ps(B, 4, 5)
-#define REST(B)                            \
-  _tile_loadd(7, blocks[B] + at * 16, 64); \
-  _tile_dpbf16ps(B, 6, 7)
-#define STORE(B) _tile_stored(B, out + B * 16, kPartition * 4)
-  EACH_BLOCK(ZERO);
-  size_t at = 0;  // bytes of a query
-  for (int i = 0; i < chunks; ++i, at += 64) {
-    _tile_loadd(4, q + at, kQueryStride);
-    EACH_BLOCK(WHOLE);
-  }
-  if (pairs % kTilePairs) {
-    _tile_loadd(6, q + at, kQueryStride);
-    EACH_BLOCK(REST);
-  }
-  EACH_BLOCK(STORE);
-#undef STORE
-#undef REST
-#undef WHOLE
-#undef ZERO
-#undef EACH_BLOCK
-}
-
-void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-  const paceline::Kernels& base = paceline::kAvx512Bf16Kernels;
-  if (p.cache_type != paceline::CacheType::kBF16 || p.act != paceline::Act::kBF16)
-    return base.attend(p, t, table, p0, p1, state);
-  alignas(64) uint8_t queries[8 * kQueryStride];
-  for (int r = 0; r < t.count; ++r)
-    std::memcpy(queries + size_t(r) * kQueryStride,
-                static_cast<const uint16_t*>(p.q) + size_t(t.row[r]) * p.ld_q + size_t(t.head[r]) * size_t(p.head_dim),
-                size_t(p.head_dim) * 2);
-  written(queries);
-  const int rest = p.head_dim / 2 % kTilePairs;
-  TileConfig c;
-  for (int i = 0; i < 5; ++i) c.set(i, t.count, 64);
-  c.set(5, kTilePairs, 64);
-  if (rest) {
-    c.set(6, t.count, rest * 4);
-    c.set(7, rest, 64);
-  }
-  c.load();
-  AttentionArgs with = p;
-  with.scores = scores;
-  with.queries = queries;
-  base.attend(with, t, table, p0, p1, state);
-  _tile_release();
-}
-
 double peak_loop(long iterations, bool f32) {
   if (f32) return paceline::kAvx512Bf16Kernels.peak_loop(iterations, true);
   // values with many bits: a product of zeros draws less power, and the clock is faster for it
@@ -308,9 +229,6 @@ double peak_loop(long iterations, bool f32) {
 
 namespace paceline {
 void amx_gemm(const GemmArgs& g) { gemm(g); }
-void amx_attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-  attend(p, t, table, p0, p1, state);
-}
 double amx_peak_loop(long iterations, bool f32) { return peak_loop(iterations, f32); }
 }  // namespace paceline
 #endif

@@ -81,10 +81,6 @@ struct AttentionArgs {
   CacheType cache_type;
   void* out;  // [rows, heads * head_dim] activation format
   size_t ld_out;
-  // Of a path that has its own scores with bf16 keys (else null): unscaled ones of `queries` against the keys of
-  // `filled` blocks, out [tile's count][kPartition].
-  void (*scores)(const void* queries, int head_dim, const uint8_t* const* blocks, int filled, float* out) = nullptr;
-  const void* queries = nullptr;
 };
 
 // One tile of query vectors that share a kv head: vector i belongs to row rows[i], query head heads[i], and sees keys

@@ -462,7 +462,7 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
     for (size_t i = 0; i < ld; i += 16) S::store(state + r * ld + i, S::zero());
     state[r * ld] = kNegInf;
   }
-  alignas(64) float score[TQ * kPartition];
+  float score[TQ * kPartition];
   float partial[TQ * (kStateHead + kMaxHeadDim)];
   for (int part = p0; part < p1; ++part) {
     const int base = part * kPartition;
@@ -485,9 +485,7 @@ void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, 
       next[b] = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
     const size_t step = p.block_bytes / kKeysPerBlock;
     const int filled = (used + 15) / 16;  // blocks; lanes of the others would be masked
-    if (kType == CacheType::kBF16 && p.scores)
-      p.scores(p.queries, p.head_dim, blocks, filled, score);
-    else if (filled == 1)
+    if (filled == 1)
       any_scores_t<TQ, kType, 1>(p, q, blocks, score);
     else if (filled == 2)
       any_scores_t<TQ, kType, 2>(p, q, blocks, score);
