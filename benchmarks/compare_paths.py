@@ -57,6 +57,7 @@ def main() -> None:
         llm.time_forward(rows, CONTEXT)  # untimed: its own weights back into the caches
         return 1e3 * llm.time_forward(rows, CONTEXT)
 
+    runs: dict[str, Callable[[], float]]
     for rows in map(int, arguments.rows.split(",")):
         runs = {path: partial(pass_ms, llm, rows) for path, llm in llms.items()}
         in_turns(f"{rows} rows, ms", 8 * arguments.rounds, runs)

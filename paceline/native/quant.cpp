@@ -1,5 +1,6 @@
 #include "quant.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
