@@ -20,7 +20,7 @@ from .harness import assert_idle, assert_same, assert_stats, watched
 from .hybrid import StateWatch
 from .test_dflash import PARAMS, chi_square_p, joint
 
-SHAPE = HybridShape(vocab=60, seed=3)
+SHAPE = HybridShape(vocab=60, full=(2,), seed=3)
 MTP: dict[str, Any] = {"method": "mtp"}
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=30, ignore_eos=True, logprobs=1)
 
@@ -284,8 +284,9 @@ def test_samples_follow_the_model(tmp_path, sampler, temperature, top_k, samples
     assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
 
 
-def test_drafts_and_tokens_are_those_of_a_loop_over_transformers_layers(tmp_path):
-    """Draft, verify, keep: with transformers' model and the layer put together from its parts."""
+def test_drafts_and_tokens_are_those_of_transformers(tmp_path):
+    """Draft, verify, keep: with transformers' model and multi-token-prediction model, whose assisted generation has no
+    cache for recurrent layers."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     folder = write_predicting(tmp_path, SHAPE)
