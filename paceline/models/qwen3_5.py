@@ -210,7 +210,7 @@ def _load_delta(loader: WeightLoader, c: HybridConfig, prefix: str) -> DeltaWeig
 
 
 def load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> LayerWeights:
-    """An attention layer. q_proj holds query and gate of each head in turn; packed, the gates come behind the values."""
+    """An attention layer. q_proj holds query and gate of each head in turn; packed, gates come behind the values."""
     q, kv, hidden, at = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size, f"{prefix}.self_attn"
     rows = np.arange(2 * q).reshape(c.num_heads, 2, c.head_dim)
     queries, gates = rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -81,7 +81,12 @@ class TransformersPredictor:
     """transformers' own multi-token-prediction model. It knows other names and refuses to draft for a model with
     recurrent layers, so it is filled here, and run over a whole text at once."""
 
-    NAMES = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm", "norm": "post_norm"}
+    NAMES: ClassVar[dict[str, str]] = {
+        "fc": "eh_proj",
+        "pre_fc_norm_embedding": "enorm",
+        "pre_fc_norm_hidden": "hnorm",
+        "norm": "post_norm",
+    }
 
     def __init__(self, folder: Path) -> None:
         import torch
