@@ -63,10 +63,10 @@ class Rounds:
 
         proposer.propose = noting  # type: ignore[method-assign]
 
-    def check(self, *, least: int) -> None:
-        """Greedy drafts are the reference's, wherever it is sure."""
+    def check(self, *, least: int, every: int = 1) -> None:
+        """Greedy drafts of every so many rounds are the reference's, wherever it is sure."""
         reference, compared = PredictorReference(SHAPE), 0
-        for text, drafts in sorted(self.seen, key=lambda seen: -len(seen[0])):
+        for text, drafts in sorted(self.seen, key=lambda seen: -len(seen[0]))[::every]:
             if len(text) == 1:
                 assert not drafts
                 continue
@@ -161,7 +161,7 @@ def test_drafts_after_preemption_follow_the_definition(target):
     for mine, his in zip(llm.generate(batch, params), plain.generate(batch, params), strict=True):
         assert_same(mine, his, "preempted")
     assert llm.engine.scheduler.num_preemptions > 0
-    rounds.check(least=200)
+    rounds.check(least=100, every=5)
     pool.give(taken)
     pool.check, pool.check_idle = check, idle  # type: ignore[method-assign]
     assert_idle(llm)
@@ -284,6 +284,7 @@ def test_samples_follow_the_model(tmp_path, sampler, temperature, top_k, samples
     assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
 
 
+@pytest.mark.slow
 def test_drafts_and_tokens_are_those_of_transformers(tmp_path):
     """Draft, verify, keep: with transformers' model and multi-token-prediction model, whose assisted generation has no
     cache for recurrent layers."""
