@@ -247,5 +247,6 @@ def test_tokens_are_those_of_llama_cpp(shape, tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=1)
     got = LLM(path, threads=1, dtype="float32", speculative_config=None).generate(IDS, params)[0].outputs[0]
     assert got.token_ids == answer["tokens"]
-    theirs = [each["logprob"] for each in answer["completion_probabilities"]]
-    np.testing.assert_allclose([each.logprob for each in got.logprobs], theirs, atol=5e-3)
+    mine = iter(got.logprobs)
+    for each in answer["completion_probabilities"]:  # those of tokens that end a character
+        assert abs(next(p for p in mine if p.token_id == each["id"]).logprob - each["logprob"]) < 5e-3
