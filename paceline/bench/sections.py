@@ -242,6 +242,14 @@ def _longest(study: Study) -> list[tuple[str, Row]]:
     return list(zip(names, rows, strict=True))
 
 
+def _colours(study: Study, rows: Sequence[Row]) -> list[int]:
+    """Of one set: its arms', as in the other plots; of several: 0, 1, ..."""
+    if len(_names(rows, "dataset")) > 1 or len(_names(rows, "arm")) == 1:
+        return list(range(len(rows)))
+    arms = _names(_first(study), "arm")
+    return [arms.index(arm_label(row)) for row in rows]
+
+
 def _slots(row: Row) -> int:
     return len(row["spec_decode"]["per_position_acceptance_rates"])
 
@@ -258,7 +266,8 @@ def _positions(study: Study, key: str, title: str, text: str) -> Section | None:
         [_short(row["dataset"]), arm_label(row), *(_n(v, ".1%") for v in values)]
         for (_, row), (_, values) in zip(found, series, strict=True)
     ]
-    svg = charts.lines(list(range(most)), series, unit="share", x_label="position in the block")
+    colours = _colours(study, [row for _, row in found])
+    svg = charts.lines(list(range(most)), series, unit="share", x_label="position in the block", colours=colours)
     return Section(title, text, ["set", "k", *map(str, range(most))], table, svg)
 
 
@@ -311,7 +320,7 @@ def _accepted(study: Study) -> Section | None:
         "rejected.",
         ["set", "k", *groups, "fully rejected", "fully accepted"],
         table,
-        charts.bars(groups, percent, unit="% of blocks"),
+        charts.bars(groups, percent, unit="% of blocks", colours=_colours(study, [row for _, row in rows])),
     )
 
 

@@ -103,7 +103,8 @@ def test_arms_of_one_length_are_told_apart():
             assert [row[:2] for row in found[title].rows] == [[n, arm] for n in names for arm in ("a <b>", "other")]
             legend = [f"{n}, {arm}" if len(names) > 1 else arm for n in names for arm in ("a &lt;b&gt;", "other")]
             assert all(f">{name}</text>" in found[title].svg for name in legend)
-        for title in ("Speed-up per set", "Speed-up against concurrency"):
+        alike = ("Survival per position", "Accepted tokens per block") if len(names) == 1 else ()
+        for title in ("Speed-up per set", "Speed-up against concurrency", *alike):
             legend = found[title].svg.partition('y="280"')[2].split("<rect")
             colours = {text.rpartition('">')[2].partition("<")[0]: text.partition('fill="')[2][:7] for text in legend}
             assert colours["other"] == charts.COLOURS[2], title

@@ -25,6 +25,16 @@ def test_the_recommendation_is_written_said_and_read_again(paceline, llm, rows, 
         assert llm.opened[-1].speculative_config == config
 
 
+def test_weights_are_tuned_for_as_they_will_run(paceline, llm, rows, tmp_path):
+    file = tmp_path / "spec.json"
+    argv = ("tune", "-d", str(rows), "--output-len", "12", "--repeats", "1", "-o", str(file), "-m", "my model")
+    ran = paceline(*argv, "--quantization", "int8", "--kv-cache-dtype", "int8")
+    assert ran.code == 0, ran.err
+    assert {(o.model, o.quantization, o.kv_cache_dtype) for o in llm.opened} == {("my model", "int8", "int8")}
+    use = f"'my model' --quantization int8 --kv-cache-dtype int8 --speculative-config {file}"
+    assert f"paceline serve {use}\n" in ran.out and f'paceline generate "..." -m {use}\n' in ran.out
+
+
 def test_json_holds_what_was_measured(paceline, llm, rows, tmp_path):
     argv = ("tune", "-d", str(rows), "--output-len", "12", "--repeats", "1", "-o", str(tmp_path / "s.json"), "--json")
     values = json.loads(paceline(*argv).out)
