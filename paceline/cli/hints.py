@@ -56,7 +56,11 @@ def _hint(option: str, command: Any) -> str:
 
 
 def _explain(error: Exception, command: Any) -> None:
-    """Add the hint to an error about an option that there is not."""
+    """Add the hint to an error about an option that there is not, or about a model that is no argument here."""
+    said = str(getattr(error, "message", ""))
+    if said.startswith("Got unexpected extra argument") and any("--model" in p.opts for p in command.params):
+        error.message = f"{said}; the model is an option: --model MODEL"  # type: ignore[attr-defined]
+        return
     option = str(getattr(error, "option_name", ""))
     hint = _hint(option, command) if hasattr(error, "possibilities") else ""
     if hint:

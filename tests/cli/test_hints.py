@@ -21,6 +21,7 @@ from paceline.cli.hints import COMMANDS, OPTIONS, BenchGroup
         ("bench kernels --bogus", "No such option: --bogus"),
         ("tune --max-concurrency 2", "--max-concurrency; use --concurrency"),
         ("generate hi --max-token 5", "Possible options: --max-model-len, --max-tokens"),
+        ("chat smollm2-135m", "argument(s) (smollm2-135m); the model is an option: --model MODEL"),
         ("run hi", "No such command 'run'; use 'generate'"),
         ("bench serve", "No such command 'serve'; use 'paceline bench --base-url URL'"),
         ("serv", "No such command 'serv'. Did you mean 'serve'?"),
