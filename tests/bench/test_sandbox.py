@@ -47,7 +47,7 @@ def commands_with(marker):
 
 
 def ends(condition):
-    """Whether `condition` comes true: what was killed has no command line any more, but is in its folder for a moment."""
+    """Whether `condition` comes true: what was killed has no command line, but is in its folder for a moment."""
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:
