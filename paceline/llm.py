@@ -100,8 +100,8 @@ class LLM:
     quantization: of the matrices. "auto" runs what a quantised file holds, and dtype for others; "none" runs dtype,
     whatever the file holds; "int8", "int8_channel" and "int4" convert to that (docs/quantisation.md).
     kv_cache_dtype: "auto" stores keys and values as dtype, "int8" with a scale per token and head: half the bytes.
-    speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
-    None decodes plainly. The text never depends on it.
+    speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model beside prompt lookup,
+    else prompt lookup alone; None decodes plainly. The text never depends on it.
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
     40 % of the free memory. enable_prefix_caching: what a prompt has in common with earlier requests is taken from
     their cache, as long as it is there; the output is the same. fixed_draft_length: always draft as many tokens as

@@ -151,7 +151,13 @@ def _candidate(llm: Any, config: dict[str, Any] | None) -> Candidate:
     name = facts["speculation"]
     if name is None:
         raise PacelineError("this model has no drafter")
-    full = {key: value for key, value in (config or {"method": name}).items() if key != "num_speculative_tokens"}
+    full = dict(config or {})
+    if config is None:  # what "auto" stands for, the shipped drafter by its method alone
+        used = llm.speculative_config
+        full["method"] = used.method
+        if used.method != "ngram" and used.prompt_lookup_min is not None:
+            full |= {"prompt_lookup_min": used.prompt_lookup_min, "prompt_lookup_max": used.prompt_lookup_max}
+    full.pop("num_speculative_tokens", None)
     return Candidate(name, full, NGRAM_LONGEST if name == "ngram" else facts["num_speculative_tokens"])
 
 

@@ -3,6 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from fakes.llm import FakeLLM
+
+from paceline.cli.tune import _candidate
+from paceline.speculation.config import SpeculativeConfig
 
 
 @pytest.fixture
@@ -89,3 +93,12 @@ def test_open_llm_takes_no_drafts_as_none(monkeypatch):
 
     open_llm(opt.EngineOptions(speculative_config=dict(opt.NO_DRAFTS)))
     assert given["speculative_config"] is None
+
+
+def test_what_auto_stands_for_is_written_out() -> None:
+    """The drafter by its method alone, since it ships, and prompt lookup beside it."""
+    llm = FakeLLM()
+    auto = {"method": "dflash", "model": "drafters/shipped", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    llm.speculative_config = SpeculativeConfig.parse(auto)
+    assert _candidate(llm, None).config == {key: value for key, value in auto.items() if key != "model"}
+    assert _candidate(llm, {"method": "dflash", "num_speculative_tokens": 3}).config == {"method": "dflash"}
