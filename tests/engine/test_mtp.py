@@ -11,6 +11,7 @@ import pytest
 from models.hybrid import HybridShape
 from models.predictor import PredictorReference, teacher_tensors, write_predicting
 from models.test_mtp import TransformersPredictor
+from native.paths import NAMES, runs_here
 
 from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError, ConfigError, EngineError
@@ -113,10 +114,8 @@ def test_text_is_that_of_plain_decoding_in_other_formats(target, options):
     assert_idle(llm)
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", NAMES)
 def test_on_every_path(target, isa):
-    from native.paths import runs_here
-
     if not runs_here(isa):
         pytest.skip(f"this processor has no {isa}")
     for dtype in ("float32", "bfloat16"):
