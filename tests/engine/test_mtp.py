@@ -171,7 +171,7 @@ def test_a_drafter_that_rested_goes_on_where_it_was(target):
     llm = open_llm(target, MTP)
     rounds, engine = Rounds(llm), llm.engine
     turn = iter(range(1 << 30))
-    engine.lengths.choose = lambda requests, limits, others=0: [n * (next(turn) % 9 == 0) for n in limits]
+    engine.lengths.choose = lambda requests, limits, *_: [n * (next(turn) % 9 == 0) for n in limits]
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=60, ignore_eos=True)
     first = llm.generate(prompts(21)[0], params)[0]
     again = llm.generate(first.prompt_token_ids + first.outputs[0].token_ids, GREEDY)[0]
