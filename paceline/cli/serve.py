@@ -263,6 +263,7 @@ def serve(
         print("Note: --trust-remote-code changes nothing: no remote code is ever run.", file=sys.stderr)
     from paceline.server import plan
 
+    keys = _keys(api_key)
     if cpus is not None:
         plan.bind_cpus(cpus)
     template = _template(chat_template)
@@ -302,10 +303,9 @@ def serve(
         llm.tokenizer.templates["default"] = template
     _check_drafts(llm, num_speculative_tokens, allow_longer_drafts)
     ModelFeatures(llm.tokenizer, llm.info()["architecture"], tool_call_parser, reasoning_parser)  # do they fit?
-    keys = [*(api_key or []), *filter(None, [os.environ.get("PACELINE_API_KEY")])]
     settings = ServerSettings(
         model_names=tuple(served_model_name or [model]),
-        api_keys=tuple(keys),
+        api_keys=keys,
         max_body_bytes=int(max_body_mib * MIB),
         request_timeout=request_timeout,
         num_speculative_tokens=num_speculative_tokens,
@@ -336,6 +336,20 @@ def serve(
         on_ready=ready,
     )
     raise typer.Exit(code)
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """API keys from the command line and the environment, without the line end that a file of secrets ends with.
+    Raises ConfigError for an empty one, which would lock nobody out."""
+    from paceline.errors import ConfigError
+
+    named = [("--api-key", key) for key in given or []]
+    if os.environ.get("PACELINE_API_KEY"):
+        named.append(("PACELINE_API_KEY", os.environ["PACELINE_API_KEY"]))
+    for name, key in named:
+        if not isinstance(key, str) or not key.strip():
+            raise ConfigError(f"{name}: the key is empty; give one, or leave it out to let everybody in")
+    return tuple(key.strip() for _, key in named)
 
 
 def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:

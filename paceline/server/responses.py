@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from paceline.outputs import RequestOutput
 from paceline.server import render
+from paceline.server.body import new_router
 from paceline.server.errors import as_api_error, bad
 from paceline.server.features import ModelFeatures
 from paceline.server.fields import is_neutral
@@ -94,7 +95,7 @@ class ResponsesRequest(ToolRequest):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.post("/v1/responses", response_model=None)
     async def responses(request: ResponsesRequest, raw: Request) -> Response | None:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 import paceline
 from paceline.prompts import check_ids
 from paceline.sampling_params import SamplingParams
+from paceline.server.body import new_router
 from paceline.server.errors import ApiError, bad
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.service import Service
@@ -19,7 +20,7 @@ from paceline.server.turn import Asked, prepare
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.get("/v1/models", response_model=None)
     async def models() -> Response:

@@ -17,6 +17,7 @@ import uvicorn
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.server.app import build_app
+from paceline.server.connection import Connection
 from paceline.server.settings import ServerSettings
 
 log = logging.getLogger("paceline.server")
@@ -110,6 +111,7 @@ def serve(
 
     config = uvicorn.Config(
         build_app(engine, settings, on_death=stop),
+        http=Connection,
         log_config=None,
         access_log=access_log,
         server_header=False,
