@@ -17,7 +17,7 @@ from paceline.server.anthropic_input import TOOL_NAMES, choice_of, messages_of, 
 from paceline.server.body import new_router
 from paceline.server.errors import bad
 from paceline.server.features import ModelFeatures
-from paceline.server.protocol import MAX_STOPS, ToolRequest
+from paceline.server.protocol import MAX_STOPS, Objects, Texts, ToolRequest
 from paceline.server.reader import Reader
 from paceline.server.service import Job, Service, new_id
 from paceline.server.thinking import effort_variables, thinking_variables
@@ -29,8 +29,8 @@ _STOP_REASONS = {"length": "max_tokens", "abort": "pause_turn"}
 
 
 class CountRequest(ToolRequest):
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
+    messages: Objects
+    system: str | Objects | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class CountRequest(ToolRequest):
 
 class MessagesRequest(CountRequest):
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
 
     def check(self) -> None:
         super().check()

@@ -43,6 +43,7 @@ class Completion:
         params = r.params(service.settings.max_logprobs, wanted)
         self.top = params.logprobs
         prompts = r.prompts()
+        service.check_choices(len(prompts), params.n)  # before a million of them are encoded
         self.ids = [await self.encode(p) if isinstance(p, str) else p for p in prompts]
         self.echoes = [await self.text_of(p) for p in prompts] if r.echo else [""] * len(prompts)
         run = service.run(

@@ -19,6 +19,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.server import render
 from paceline.server.body import new_router
 from paceline.server.messages import normalised
+from paceline.server.protocol import Objects
 from paceline.server.service import Job, Service, new_id
 from paceline.server.transport import DONE, EventStream, event, openai_error_event
 
@@ -46,7 +47,7 @@ class PlaygroundRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    messages: list[dict[str, Any]]
+    messages: Objects
     model: str | None = None
     max_tokens: int = 256
     temperature: float = 0.0
