@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -108,6 +109,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",  # this, the display name and the time as text are Anthropic's
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.started, UTC).isoformat().replace("+00:00", "Z"),
         "created": service.started,
         "owned_by": "paceline",
         "root": service.model_name,
