@@ -46,6 +46,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         name = known.get(str(key).replace("-", "_"))
         if name in (None, "config", "help"):
             raise ConfigError(f"--config {path}: {str(key)[:60]!r} is no option of serve; see paceline serve --help")
+        if isinstance(value, list) and not all(isinstance(item, str | int | float) for item in value):
+            raise ConfigError(f"--config {path}: {str(key)[:60]}: a list of plain values, or one value")
         defaults[str(name)] = json.dumps(value) if isinstance(value, dict) else value
         if name in ("served_model_name", "api_key") and not isinstance(value, list):
             defaults[str(name)] = [value]
@@ -261,17 +263,20 @@ def serve(
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if trust_remote_code:
         print("Note: --trust-remote-code changes nothing: no remote code is ever run.", file=sys.stderr)
+    from paceline.errors import ConfigError
     from paceline.server import plan
 
     keys = _keys(api_key)
+    if "" in (served_model_name or []):
+        raise ConfigError("--served-model-name: empty; give a name, or leave it out")
     if cpus is not None:
         plan.bind_cpus(cpus)
     template = _template(chat_template)
     from paceline.server.features import ModelFeatures, check_parsers
 
     check_parsers(tool_call_parser, reasoning_parser)
+    from paceline.server.run import end_process, take_port
     from paceline.server.run import serve as run_server
-    from paceline.server.run import take_port
 
     listening = take_port(host, port)
     from paceline.cli.progress import download_progress
@@ -335,7 +340,7 @@ def serve(
         access_log=access_log,
         on_ready=ready,
     )
-    raise typer.Exit(code)
+    end_process(code)
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ COMPILE_SECONDS = 10.0
 # A compiler cannot be stopped. Those that nobody waits for any more count too, so that a flood of hostile grammars
 # takes neither all cores nor all memory.
 MAX_COMPILING = 4
+THREAD_NAME = "paceline-grammar"
 YIELD_AFTER = 1.0  # seconds; then the thread gets a processor only where the steps leave one
 LATE = 15  # its niceness from then on
 FRESH_SECONDS = 0.5  # of a processor: a step may wait this long for a matcher that shares nothing with others
@@ -225,6 +226,12 @@ class GrammarCompiler:
         return outcome[0]
 
 
+def is_compiling() -> bool:
+    """Whether a compiler runs in this process, for somebody or for nobody any more. It cannot be stopped: whoever wants
+    to end the process does not wait for it."""
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
 def new_matcher(source: str, vocabulary: Vocabulary) -> Any:
     """A matcher, perhaps in an error state."""
     from llguidance import LLMatcher, LLParserLimits
@@ -240,7 +247,7 @@ def _in_time(work: Callable[[], None], seconds: float) -> bool:
         before = threading.stack_size(STACK_BYTES)
         try:
             # no daemon: the interpreter must not end under a compiler that calls back into it
-            thread = threading.Thread(target=work, name="paceline-grammar")
+            thread = threading.Thread(target=work, name=THREAD_NAME)
             thread.start()
         finally:
             threading.stack_size(before)

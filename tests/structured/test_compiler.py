@@ -20,7 +20,13 @@ from paceline.structured.vocabulary import Vocabulary, allows, is_single
 
 from .conftest import World
 
+MANY = [{"pattern": f"[ab]*a[ab]{{{k}}}"} for k in range(9)]
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"type": "string", "allOf": MANY}}, "allOf: more than 8 patterns"),
+    ({"json": {"properties": {"a": {"allOf": [MANY[0], {"anyOf": [{"allOf": MANY[1:]}]}]}}}}, "more than 8 patterns"),
+    ({"json": {"allOf": [{"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"allOf": MANY}}}}, "more than 8 patterns"),
+    ({"grammar": "start: X\nX: " + " & ".join("/a&b/" for _ in range(10))}, "more than 8 intersections"),
     ({"json": {"type": "strin"}}, "strin"),
     ({"json": {"$ref": "http://example.org/schema"}}, "not fetch"),
     ({"json": {"not": {"type": "string"}}}, "not"),
@@ -178,6 +184,22 @@ def test_no_step_waits_for_a_slow_grammar_to_be_compiled_again(world: World, mon
         assert not quick.fresh_matcher().is_error()
     assert quick.spent and not compiler.knows(params)
     assert compiler.compile(params) is not quick and compiler.knows(params)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {"type": "string", "allOf": MANY[:3]}},
+        {"json": {"type": "object", "properties": {f"p{i}": p for i, p in enumerate(MANY)}, "allOf": [{"$ref": "#"}]}},
+        {"json": {"type": "string", "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}},
+        {"grammar": 'start: "' + "&" * 40 + '" | /&&&&&&&&&&&&/ // &&&&&&&&&&&&&'},
+    ],
+)
+def test_what_only_looks_like_many_intersections_is_none(world: World, asked: dict[str, Any]):
+    try:
+        GrammarCompiler(world.plain.tokenizer, world.vocab).compile(StructuredOutputsParams(**asked))
+    except ConfigError as error:
+        assert "more than" not in str(error)
 
 
 def test_grammars_are_compiled_once(world: World):
