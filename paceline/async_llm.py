@@ -357,8 +357,8 @@ class AsyncLLM:
 
     def _release(self, name: str, choices: int) -> None:
         with self._lock:
+            self._places -= choices  # first: whoever sees that nothing is in flight may count on the places
             del self._live[name]
-            self._places -= choices
             idle = []
             if not self._live:
                 idle, self._idle = self._idle, []

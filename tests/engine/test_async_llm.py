@@ -581,6 +581,26 @@ def test_grammars_compile_beside_other_requests(world, monkeypatch):
     run(main())
 
 
+def test_places_are_free_before_a_request_is_forgotten(world):
+    """`in_flight` is read without the lock: a count of 0 has to mean that the places are free as well."""
+    seen = []
+
+    class Watched(dict[str, Any]):
+        def __delitem__(self, name: str) -> None:
+            seen.append(engine._places)
+            super().__delitem__(name)
+
+    async def main() -> None:
+        nonlocal engine
+        async with opened(world) as engine:
+            engine._live = Watched()
+            await engine.complete(PROMPTS[0], SamplingParams(max_tokens=1, n=2))
+
+    engine: Any = None
+    run(main())
+    assert seen == [0]
+
+
 def test_nobody_waits_for_others_grammars_without_end(world, monkeypatch):
     gate, build = threading.Event(), type(world.spec.grammars)._build
 
