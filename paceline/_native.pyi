@@ -11,6 +11,9 @@ KEYS_PER_BLOCK: int = 16
 MIN_INT8_HEAD_DIM: int = 8
 
 def best_isa() -> str: ...
+def amx_refused() -> str | None:
+    """None where this process may use AMX (the system is asked once), else why not, as a clause."""
+
 def select_isa(name: str = "") -> str: ...
 
 class ThreadPool:

@@ -88,6 +88,14 @@ def choose_isa(name: str = "") -> str:
         raise ConfigError(f"{'isa' if name else 'PACELINE_ISA'}: {error}") from None
 
 
+def missed_isa(isa: str) -> str | None:
+    """Why the processor's best kernels are not those of `isa`, where nobody chose that: AMX that may not be used."""
+    if os.environ.get("PACELINE_ISA") or isa != _native.best_isa():
+        return None
+    why = _native.amx_refused()
+    return why if why and why.startswith("the processor has AMX") else None
+
+
 @functools.cache
 def thread_pool(threads: int) -> _native.ThreadPool:
     """The pool of this size; models of one process share it, since passes never overlap."""

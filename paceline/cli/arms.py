@@ -26,6 +26,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
 }
 SERVER_KEYS = ("base_url", "model", "extra_body")
+EXAMPLE = '{"label": "lookup", "speculative_config": {"method": "ngram"}}'
 KEYS = ("label", "num_speculative_tokens", *ENGINE_KEYS, *SERVER_KEYS[::2])
 
 
@@ -60,9 +61,9 @@ def parse_arm(text: str, base: EngineOptions) -> ArmSpec:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{text!r} is not JSON ({error})") from None
+        raise _bad(f"{text!r} is not JSON ({error}); example: {EXAMPLE}") from None
     if not isinstance(values, dict):
-        raise _bad(f"{text!r} is not a JSON object")
+        raise _bad(f"{text!r} is not a JSON object; example: {EXAMPLE}")
     unknown = [key for key in values if key not in KEYS]
     if unknown:
         raise _bad(f"unknown key {unknown[0]!r}; known: {', '.join(KEYS)}")

@@ -77,6 +77,14 @@ def summary(llm: LLM, lengths: Sequence[int | None] = (None,)) -> str:
     )
 
 
+def kernels_text(facts: dict[str, Any]) -> str:
+    """Kernels and threads, and why not better kernels that the processor has. `facts`: of LLM.info()."""
+    from paceline.runtime import missed_isa
+
+    missed = missed_isa(facts["isa"])
+    return f"{facts['isa']}{f' ({missed})' if missed else ''}, {count(facts['threads'], 'thread')}"
+
+
 @contextmanager
 def note(text: str) -> Iterator[None]:
     """Show a line on a terminal's standard error while the block runs, then take it away again."""

@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.drafter_info import describe_drafter, drafter_text
+from paceline.cli.engine import kernels_text
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def facts_text(facts: dict[str, Any]) -> str:
         ),
         ("parameters", f"{_short(facts['parameters'])} ({stored})"),
         ("context", f"{facts['context_length']:,} tokens, {engine['max_model_len']:,} used"),
-        ("kernels", f"{engine['isa']}, {opt.count(engine['threads'], 'thread')}"),
+        ("kernels", kernels_text(engine)),
         ("weights", f"{engine['weights_bytes'] / 2**20:,.0f} MiB as {engine['weight_type']}"),
         (
             "KV cache",

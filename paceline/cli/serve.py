@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options as opt
+from paceline.cli.engine import kernels_text
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -368,7 +369,7 @@ def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:
         drafts = f"{facts['speculation']}, {length}"
     weights, cache = facts["weights_bytes"] / 2**20, facts["kv_cache_bytes"] / 2**20
     return [
-        f"Path: {facts['isa']}, {opt.count(facts['threads'], 'thread')}",
+        f"Path: {kernels_text(facts)}",
         f"Memory: {weights:,.0f} MiB of {facts['weight_type']} weights, KV cache up to {cache:,.0f} MiB "
         f"({facts['kv_cache_tokens']:,} tokens of {facts['kv_bytes_per_token'] / 1024:.1f} KiB)",
         f"Context: {facts['max_model_len']:,} tokens; {opt.count(llm.engine.max_num_seqs, 'choice')} at a time; "

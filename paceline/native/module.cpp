@@ -11,6 +11,7 @@
 #include <cstring>
 #include <memory>
 
+#include "amx.h"
 #include "plan.h"
 
 namespace nb = nanobind;
@@ -71,6 +72,11 @@ NB_MODULE(_native, m) {
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
   m.attr("MIN_INT8_HEAD_DIM") = kMinInt8HeadDim;
   m.def("best_isa", [] { return std::string(best_isa()); });
+  m.def("amx_refused", [] {
+    const std::string best = best_isa();
+    const char* why = best == "amx" || best == "avx512_bf16" ? amx_refused() : "the processor has no AMX";
+    return why ? std::optional<std::string>(why) : std::nullopt;
+  });
   m.def(
       "select_isa", [](const std::string& name) { return std::string(kernels_for(name.c_str()).name); }, "name"_a = "");
 

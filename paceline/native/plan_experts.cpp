@@ -10,23 +10,14 @@
 namespace paceline {
 namespace {
 
-struct RowTiles {
-  int rows;  // of a tile
-  explicit RowTiles(int count) {
-    const int tiles = (count + kMaxQuantRows - 1) / kMaxQuantRows;
-    rows = tiles ? (count + tiles - 1) / tiles : 1;
-  }
-};
-
 // Records of an expert's rows start here; tiles of an expert may be padded by up to kMaxQuantRows - 1 rows.
 size_t first_record(const int* starts, int expert, size_t groups) {
   return (size_t(starts[expert]) + size_t(expert) * (kMaxQuantRows - 1)) * groups;
 }
 
 // A row of an expert as quantised records. i: its number among the expert's rows.
-QuantGroup* record(Region& records, const int* starts, int expert, int i, size_t groups) {
-  const RowTiles tiles(starts[expert + 1] - starts[expert]);
-  const size_t at = size_t(i / tiles.rows * tiles.rows) * groups + size_t(i % tiles.rows);
+QuantGroup* record(Region& records, const int* starts, int expert, int i, size_t groups, int tile_rows) {
+  const size_t at = size_t(i / tile_rows * tile_rows) * groups + size_t(i % tile_rows);
   return reinterpret_cast<QuantGroup*>(records.data()) + first_record(starts, expert, groups) + at;
 }
 
@@ -82,9 +73,9 @@ void Plan::experts(const Op& op, const Batch& b, int tid) {
       kernels_.norm_rows(from, ld, hidden, op.norm, op.eps, normed.data(), 0, Act::kF32, 0, 1);
       for (int j = 0; j < k; ++j) {
         const int e = s.ids[first + j], i = s.place[first + j] - s.starts[e];
-        const RowTiles tiles(s.starts[e + 1] - s.starts[e]);
-        quant_kernels_.quantise(normed.data(), false, hidden, record(*s.hidden_records, s.starts.data(), e, i, groups),
-                                size_t(tiles.rows));
+        const int tile = quant_kernels_.tile_rows(s.starts[e + 1] - s.starts[e]);
+        quant_kernels_.quantise(normed.data(), false, hidden,
+                                record(*s.hidden_records, s.starts.data(), e, i, groups, tile), size_t(tile));
       }
       continue;
     }
@@ -106,10 +97,10 @@ void Plan::experts(const Op& op, const Batch& b, int tid) {
     int e = 0;
     for (int p = places.begin; p < places.end; ++p) {
       while (p >= s.starts[e + 1]) ++e;
-      const RowTiles tiles(s.starts[e + 1] - s.starts[e]);
+      const int tile = quant_kernels_.tile_rows(s.starts[e + 1] - s.starts[e]);
       quant_kernels_.quantise(s.inner->data() + size_t(p) * inner_bytes, act_ == Act::kBF16, inner,
-                              record(*s.inner_records, s.starts.data(), e, p - s.starts[e], inner_groups),
-                              size_t(tiles.rows));
+                              record(*s.inner_records, s.starts.data(), e, p - s.starts[e], inner_groups, tile),
+                              size_t(tile));
     }
     pool_->barrier();
   }
@@ -171,7 +162,7 @@ void Plan::expert_products(const Op& op, bool down, int tid) {
       Region& records = down ? *s.inner_records : *s.hidden_records;
       g.a = reinterpret_cast<QuantGroup*>(records.data()) + first_record(s.starts.data(), e, groups);
       g.next = weight.data;
-      quant_gemm(kernels_, quant_kernels_, weight, g, RowTiles(rows).rows);
+      quant_gemm(kernels_, quant_kernels_, weight, g, quant_kernels_.tile_rows(rows));
     } else {
       g.a = (down ? s.inner : s.gathered)->data() +
             size_t(s.starts[e]) * (down ? s.inner_stride : s.hidden_stride) * act_item();

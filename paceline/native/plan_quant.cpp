@@ -1,5 +1,6 @@
 // Products with quantised weights: rows are quantised, multiplied panel by panel, and handed to the path's epilogues.
 #include <algorithm>
+#include <memory>
 
 #include "plan.h"
 
@@ -9,6 +10,13 @@ namespace {
 constexpr size_t kPrefetchBytes = 8192;
 constexpr size_t kPrivateValues = 8192;  // quantising more than these in every thread costs more than a barrier
 constexpr int kWholePanelRows = 6;       // up to here a tile walks over both halves of a panel at once
+
+// This thread's own, on whole lines: two panels of the widest product so far.
+int8_t* spread_memory(size_t bytes) {
+  thread_local std::unique_ptr<Region> memory;
+  if (!memory || memory->bytes() < bytes) memory = std::make_unique<Region>(bytes);
+  return reinterpret_cast<int8_t*>(memory->data());
+}
 
 }  // namespace
 
@@ -20,6 +28,9 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
   const int tiles = (g.rows + tile_rows - 1) / tile_rows;
   const int passes = tiles * (tile_rows <= kWholePanelRows ? 1 : 2);
   const bool int4 = w.quant == Quant::kInt4 || w.quant == Quant::kInt4Min;
+  const bool spread = quant.spread_rows && g.rows >= quant.spread_rows;
+  const size_t spread_bytes = size_t(quant_groups(w.k)) * kSpreadBytes;
+  int8_t* spread_panels = spread ? spread_memory(2 * spread_bytes) : nullptr;
   float tmp[kMaxQuantRows * 64];
   QuantTile t{};
   t.groups = quant_groups(w.k);
@@ -30,6 +41,10 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
     const int panels = std::min(2, g.panel_end - p);
     const bool straight = g.epilogue == Epilogue::kStore && !g.bias && (p + panels) * kPanel <= g.n;
     const uint8_t* follow = p + panels < g.panel_end ? weights + size_t(p + panels) * panel_bytes : g.next;
+    if (spread)
+      for (int i = 0; i < panels; ++i)
+        quant.spread(w.quant, weights + size_t(p + i) * panel_bytes, t.groups,
+                     spread_panels + size_t(i) * spread_bytes);
     for (int r0 = 0; r0 < g.rows; r0 += tile_rows) {
       t.a = static_cast<const QuantGroup*>(g.a) + size_t(r0) * size_t(t.groups);
       t.stride = tile_rows;
@@ -40,7 +55,10 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
         t.w = weights + size_t(p + i) * panel_bytes;
         t.next = t.near ? t.w + kPrefetchBytes : follow + size_t(i) * panel_bytes + size_t(r0 / tile_rows) * pass_bytes;
         t.out = to + i * kPanel;
-        quant.tile(w.quant, t);
+        if (spread)
+          quant.spread_tile(w.quant, t, spread_panels + size_t(i) * spread_bytes);
+        else
+          quant.tile(w.quant, t);
       }
       if (!straight) kernels.epilogue(g, tmp, r0, t.rows, p, panels);
     }
@@ -53,7 +71,7 @@ void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
   if (rows == 0) return;
   const Packed& w = *op.w;
   const size_t groups = size_t(quant_groups(w.k));
-  const int tiles = (rows + kMaxQuantRows - 1) / kMaxQuantRows, tile_rows = (rows + tiles - 1) / tiles;
+  const int tile_rows = quant_kernels_.tile_rows(rows);
 
   const bool own = rows <= kPrivateRows && (rows == 1 || size_t(rows) * size_t(w.k) <= kPrivateValues);
   auto* records = reinterpret_cast<QuantGroup*>(own ? quant_private_->data() + size_t(tid) * kPrivateRows *

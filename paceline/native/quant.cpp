@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "amx.h"
 #include "kernels.h"
 
 namespace paceline {
@@ -102,13 +103,39 @@ bool quantise_block(Quant f, const float* x, int n, uint8_t* out) {
   return true;
 }
 
+#if defined(PACELINE_AMX)
+// Measured on a Xeon of the fourth generation or later, three layouts: with 24 rows alike, with 32 0.8 of the time.
+constexpr int kSpreadRows = 25;
+
+const QuantKernels& amx_quant() {
+  static const QuantKernels kernels = [] {
+    QuantKernels k = kVnniQuant;
+    k.name = "amx";
+    k.spread_rows = kSpreadRows;
+    k.spread = amx_spread;
+    k.spread_tile = amx_spread_tile;
+    return k;
+  }();
+  return kernels;
+}
+#endif
+
 }  // namespace
+
+int QuantKernels::tile_rows(int rows) const {
+  const int most = spread_rows && rows >= spread_rows ? kMaxQuantRows : kQuantRows;
+  const int tiles = (rows + most - 1) / most;
+  return tiles > 1 ? (rows + tiles - 1) / tiles : std::max(rows, 1);
+}
 
 const QuantKernels& quant_kernels_for(const char* isa) {
 #if defined(__x86_64__)
   const std::string name = isa;
   __builtin_cpu_init();
   if (name == "avx2" || (name != "portable" && !__builtin_cpu_supports("avx512vnni"))) return kAvx2Quant;
+#if defined(PACELINE_AMX)
+  if (name == "amx") return amx_quant();
+#endif
   if (name != "portable") return kVnniQuant;
 #endif
   return kPortableQuant;

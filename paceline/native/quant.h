@@ -46,13 +46,14 @@ constexpr size_t quant_panel_bytes(Quant f, int k) {
   return quant_header_bytes(f) + size_t(quant_groups(k)) * quant_group_bytes(f);
 }
 
-constexpr int kMaxQuantRows = 12;  // rows of a tile
+constexpr int kQuantRows = 12;     // rows of a tile
+constexpr int kMaxQuantRows = 16;  // of one for spread panels
 
 // The part of a row that a tile reads lies together: row r, group g at (g * tile rows + r) records.
 struct QuantTile {
   const QuantGroup* a;
   int stride;        // records from one group to the next
-  int rows;          // 1 .. kMaxQuantRows
+  int rows;          // 1 .. kQuantRows, or kMaxQuantRows for a spread panel
   const uint8_t* w;  // one panel
   int groups;
   const uint8_t* next;  // what to ask memory for meanwhile: `lines` per group and pass over the groups, on from here
@@ -68,7 +69,16 @@ struct QuantKernels {
   // k values -> one record per group, `stride` records apart; bf16 values when the flag is set, else fp32
   void (*quantise)(const void* x, bool bf16, int k, QuantGroup* out, size_t stride);
   double (*peak_loop)(long iterations);  // returns operations done
+  // Products of this many rows and more (0: none) spread a panel out once for all their tiles, as [groups][two halves]
+  // [8 lines] of signed bytes, and give it to `spread_tile`: the same bits as `tile`.
+  int spread_rows = 0;
+  void (*spread)(Quant format, const uint8_t* w, int groups, int8_t* out) = nullptr;
+  void (*spread_tile)(Quant format, const QuantTile&, const int8_t* spread) = nullptr;
+
+  // Rows of a tile in a product of `rows` rows.
+  int tile_rows(int rows) const;
 };
+constexpr size_t kSpreadBytes = 1024;  // of a group
 
 extern const QuantKernels kPortableQuant;
 #if defined(__x86_64__)
@@ -76,7 +86,8 @@ extern const QuantKernels kAvx2Quant;
 extern const QuantKernels kVnniQuant;
 #endif
 
-// The kernels of a path ("portable", "avx2", "avx512", "avx512_bf16"); those with AVX-512 use VNNI where there is one.
+// The kernels of a path ("portable", "avx2", "avx512", "avx512_bf16", "amx"); those with AVX-512 use VNNI where there
+// is one.
 const QuantKernels& quant_kernels_for(const char* isa);
 
 // Rows as files hold them: ggml's blocks of 32, or for kInt8Channel an fp32 scale and k int8 values.

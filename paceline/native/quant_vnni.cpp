@@ -131,7 +131,7 @@ void rows_t(const QuantTile& t) {
   static constexpr Panel table[] = {panel_t<F, 1>, panel_t<F, 2>,  panel_t<F, 3>,  panel_t<F, 4>,
                                     panel_t<F, 5>, panel_t<F, 6>,  panel_t<F, 7>,  panel_t<F, 8>,
                                     panel_t<F, 9>, panel_t<F, 10>, panel_t<F, 11>, panel_t<F, 12>};
-  static_assert(sizeof(table) / sizeof(table[0]) == paceline::kMaxQuantRows, "one for every number of rows");
+  static_assert(sizeof(table) / sizeof(table[0]) == paceline::kQuantRows, "one for every number of rows");
   table[t.rows - 1](t);
 }
 

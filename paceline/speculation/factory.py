@@ -24,6 +24,7 @@ from paceline.weights.quantise import check_quantization
 
 log = logging.getLogger(__name__)
 
+LOOKUP_TOO = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 SHIPPED = Path(__file__).parent.parent / "drafters"
 
 
@@ -61,30 +62,32 @@ def make_drafter(
 ) -> tuple[SpeculativeConfig | None, Drafter | None]:
     """The parsed configuration and its drafter; (None, None) for plain decoding.
 
-    "auto": the drafter that ships for this target, else prompt lookup. More drafts than a drafter was trained for are
-    worth a warning, or with allow_longer_drafts=False an error. Raises ConfigError.
+    "auto": the drafter that ships for this target beside prompt lookup, else prompt lookup alone. More drafts than a
+    drafter was trained for are worth a warning, or with allow_longer_drafts=False an error. Raises ConfigError.
     """
     if config is None:
         return None, None
     if config == "auto":
         folder = shipped_drafter(target)
-        parsed = SpeculativeConfig.parse({"method": "dflash", "model": str(folder)} if folder else {"method": "ngram"})
+        parsed = SpeculativeConfig.parse(
+            {"method": "dflash", "model": str(folder), **LOOKUP_TOO} if folder else {"method": "ngram"}
+        )
     else:
         parsed = SpeculativeConfig.parse(config)
     if parsed.method == "ngram":
         assert parsed.num_speculative_tokens is not None
-        return parsed, _lookup(parsed, parsed.num_speculative_tokens)
+        return parsed, _lookup(parsed, parsed.num_speculative_tokens, sampler)
     make = _draft_model if parsed.method == "draft_model" else _block_drafter
     drafter = make(parsed, target, sampler, allow_longer_drafts)
     if parsed.prompt_lookup_min is None:
         return parsed, drafter
-    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts), drafter, sampler)
+    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts, sampler), drafter, sampler)
 
 
-def _lookup(parsed: SpeculativeConfig, length: int) -> NgramProposer:
+def _lookup(parsed: SpeculativeConfig, length: int, sampler: SamplerMode) -> NgramProposer:
     low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
     assert low is not None and high is not None
-    return NgramProposer(low, high, length)
+    return NgramProposer(low, high, length, sampler)
 
 
 def _draft_model(

@@ -112,7 +112,7 @@ def test_so_it_is_after_two_thousand_tokens(hybrid: Hybrids, kind: str, dtype: s
     drafts_leave_no_trace(hybrid, kind, 2000, dtype=dtype)
 
 
-@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", ["portable", "avx2", "avx512", "avx512_bf16", "amx"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_on_every_path(hybrid: Hybrids, isa: str, dtype: str) -> None:
     from native.paths import runs_here

@@ -66,7 +66,7 @@ def ids_for(shape: Shape) -> list[int]:
 
 
 def paths() -> list[str]:
-    names = ["portable", "avx2", "avx512", "avx512_bf16"]
+    names = ["portable", "avx2", "avx512", "avx512_bf16", "amx"]
     return names[: names.index(_native.best_isa()) + 1]
 
 

@@ -14,7 +14,7 @@ from paceline import _native
 from paceline.models.network import packed_bytes
 from paceline.runtime import thread_pool
 
-NAMES = ("portable", "avx2", "avx512", "avx512_bf16")
+NAMES = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def runs_here(isa: str) -> bool:

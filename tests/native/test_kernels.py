@@ -164,7 +164,7 @@ def test_paths_round_to_bfloat16_like_the_reference():
     bits = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0xFF7FFFFF, 0x00800000, 0x3F807FFF], np.uint32)
     x = np.concatenate([bits.view(np.float32), np.array([0.0, -0.0, 1.0, 3.14159, -2.71828], np.float32)])[:, None]
     want = bf16(x)
-    for isa in ("portable", "avx2", "avx512", "avx512_bf16"):
+    for isa in ("portable", "avx2", "avx512", "avx512_bf16", "amx"):
         try:
             _native.select_isa(isa)
         except RuntimeError:

@@ -1,0 +1,19 @@
+// The tile unit (AMX): whether this process may use it, and what its path has of its own. isa_amx.cpp alone is compiled
+// for it, where the compiler can (PACELINE_AMX).
+#pragma once
+#include "kernels.h"
+#include "quant.h"
+
+namespace paceline {
+
+// Null where this process may use tiles (the kernel was asked, once, for all threads and forked children), else why
+// not: a clause about this processor, build or system. Expects a processor with avx512_bf16.
+const char* amx_refused();
+
+// Where there is PACELINE_AMX only.
+void amx_gemm(const GemmArgs& g);
+double amx_peak_loop(long iterations, bool f32);
+void amx_spread(Quant format, const uint8_t* w, int groups, int8_t* out);
+void amx_spread_tile(Quant format, const QuantTile& t, const int8_t* spread);
+
+}  // namespace paceline

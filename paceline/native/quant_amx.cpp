@@ -1,0 +1,159 @@
+// The quantised kernels with the tile unit (AMX), for products of many rows. The same bits as quant_portable.cpp: sums
+// inside a group are exact integers whoever adds them up, and what follows is done in the same order by the same
+// operations. So which rows go here is a matter of speed alone, and few rows stay with quant_vnni.cpp.
+#if defined(__x86_64__) && defined(PACELINE_AMX)
+#include <immintrin.h>
+
+#include "amx.h"
+#include "amx_tiles.h"
+
+namespace {
+
+using paceline::kGroup;
+using paceline::kMaxQuantRows;
+using paceline::kSpreadBytes;
+using paceline::Quant;
+using paceline::QuantGroup;
+using paceline::QuantTile;
+
+constexpr size_t kSpreadHalf = kSpreadBytes / 2;
+
+inline __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+
+void spread(Quant f, const uint8_t* w, int groups, int8_t* out) {
+  const bool int8 = f == Quant::kInt8 || f == Quant::kInt8Channel;
+  const size_t half_bytes = paceline::quant_half_bytes(f), bytes = paceline::quant_group_bytes(f);
+  const __m512i offset = _mm512_set1_epi8(-128), mask = _mm512_set1_epi8(15);
+  const __m512i eight = _mm512_set1_epi8(f == Quant::kInt4 ? 8 : 0);
+  w += paceline::quant_header_bytes(f);
+  for (int g = 0; g < groups; ++g, w += bytes)
+    for (int half = 0; half < 2; ++half, out += kSpreadHalf) {
+      const uint8_t* from = w + size_t(half) * half_bytes;
+      if (int8) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j)
+          _mm512_store_si512(out + j * 64, _mm512_xor_si512(_mm512_loadu_si512(from + j * 64), offset));
+      } else {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+          const __m512i x = _mm512_loadu_si512(from + j * 64);
+          _mm512_store_si512(out + j * 64, _mm512_sub_epi8(_mm512_and_si512(x, mask), eight));
+          _mm512_store_si512(out + (4 + j) * 64,
+                             _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(x, 4), mask), eight));
+        }
+      }
+    }
+}
+
+template <Quant F, int MR>
+inline void scale_group(const QuantGroup* a, const int32_t* sums, const uint8_t* scales, __m512* out) {
+  const __m512 ws = F == Quant::kInt8Channel ? _mm512_setzero_ps() : halves(scales);
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) {
+    const __m512 as = _mm512_set1_ps(a[r].scale);
+    const __m512 s = F == Quant::kInt8Channel ? as : _mm512_mul_ps(ws, as);
+    out[r] = _mm512_add_ps(out[r], _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + r * 16)), s));
+  }
+  if constexpr (F == Quant::kInt4Min) {
+    const __m512 m = halves(scales + 64);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) out[r] = _mm512_add_ps(out[r], _mm512_mul_ps(m, _mm512_set1_ps(a[r].scaled_sum)));
+  }
+}
+
+// MR rows times half a panel. Sums go through memory: tiles are three groups ahead of what scales them, and are stored
+// two groups after they were begun, so that neither waits for the other. A group's rows are the 32 values at the start
+// of each record.
+template <Quant F, int MR>
+inline void half_t(const QuantTile& t, const int8_t* weights, int half) {
+  constexpr size_t kBytes = paceline::quant_group_bytes(F);
+  alignas(64) int32_t sums[4][kMaxQuantRows * 16];
+  __m512 out[MR];
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) out[r] = _mm512_setzero_ps();
+  const int8_t* w = weights + size_t(half) * kSpreadHalf;
+  const uint8_t* scales = t.w + paceline::quant_header_bytes(F) + 2 * paceline::quant_half_bytes(F) + size_t(half) * 32;
+  const uint8_t* next = t.next + size_t(half) * size_t(t.groups) * size_t(t.lines) * 64;
+  const QuantGroup* a = t.a;
+  // numbers of tiles are part of the instructions
+#define BEGIN(C, A, B, group)                                                   \
+  do {                                                                          \
+    if ((group) >= t.groups) break;                                             \
+    _tile_zero(C);                                                              \
+    _tile_loadd(A, t.a + size_t(group) * size_t(t.stride), sizeof(QuantGroup)); \
+    _tile_loadd(B, w + size_t(group) * kSpreadBytes, 64);                       \
+    _tile_dpbssd(C, A, B);                                                      \
+  } while (0)
+#define STEP(now, C, A, B, done)                                                                \
+  do {                                                                                          \
+    for (int i = 0; i < t.lines; ++i, next += 64) _mm_prefetch((const char*)next, _MM_HINT_T1); \
+    if (g + now + 1 < t.groups) _tile_stored(done, sums[done], 64);                             \
+    BEGIN(C, A, B, g + now + 3);                                                                \
+    scale_group<F, MR>(a, sums[now], scales, out);                                              \
+    a += t.stride;                                                                              \
+    scales += kBytes;                                                                           \
+    if (g + now + 1 >= t.groups) goto end;                                                      \
+  } while (0)
+  BEGIN(0, 4, 6, 0);
+  BEGIN(1, 5, 7, 1);
+  BEGIN(2, 4, 6, 2);
+  _tile_stored(0, sums[0], 64);
+  for (int g = 0;; g += 4) {
+    STEP(0, 3, 5, 7, 1);
+    STEP(1, 0, 4, 6, 2);
+    STEP(2, 1, 5, 7, 3);
+    STEP(3, 2, 4, 6, 0);
+  }
+#undef STEP
+#undef BEGIN
+end:
+  const __m512 column = _mm512_loadu_ps(t.w + half * 64);  // scales of kInt8Channel
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r)
+    _mm512_storeu_ps(t.out + size_t(r) * t.ld + half * 16,
+                     F == Quant::kInt8Channel ? _mm512_mul_ps(out[r], column) : out[r]);
+}
+
+template <Quant F, int MR>
+void panel_t(const QuantTile& t, const int8_t* weights) {
+  TileConfig c;  // 0 to 3: sums, 4 and 5: rows, 6 and 7: weights
+  for (int i = 0; i < 8; ++i) c.set(i, i < 6 ? MR : kGroup / 4, i == 4 || i == 5 ? kGroup : 64);
+  c.load();
+  half_t<F, MR>(t, weights, 0);
+  half_t<F, MR>(t, weights, 1);
+  _tile_release();
+}
+
+template <Quant F>
+void rows_t(const QuantTile& t, const int8_t* weights) {
+  using Panel = void (*)(const QuantTile&, const int8_t*);
+  static constexpr Panel table[] = {panel_t<F, 1>,  panel_t<F, 2>,  panel_t<F, 3>,  panel_t<F, 4>,
+                                    panel_t<F, 5>,  panel_t<F, 6>,  panel_t<F, 7>,  panel_t<F, 8>,
+                                    panel_t<F, 9>,  panel_t<F, 10>, panel_t<F, 11>, panel_t<F, 12>,
+                                    panel_t<F, 13>, panel_t<F, 14>, panel_t<F, 15>, panel_t<F, 16>};
+  static_assert(sizeof(table) / sizeof(table[0]) == kMaxQuantRows, "one for every number of rows");
+  table[t.rows - 1](t, weights);
+}
+
+void spread_tile(Quant format, const QuantTile& t, const int8_t* weights) {
+  switch (format) {
+    case Quant::kInt8:
+      return rows_t<Quant::kInt8>(t, weights);
+    case Quant::kInt8Channel:
+      return rows_t<Quant::kInt8Channel>(t, weights);
+    case Quant::kInt4:
+      return rows_t<Quant::kInt4>(t, weights);
+    case Quant::kInt4Min:
+      return rows_t<Quant::kInt4Min>(t, weights);
+    case Quant::kNone:
+      break;
+  }
+}
+
+}  // namespace
+
+namespace paceline {
+void amx_spread(Quant f, const uint8_t* w, int groups, int8_t* out) { spread(f, w, groups, out); }
+void amx_spread_tile(Quant f, const QuantTile& t, const int8_t* weights) { spread_tile(f, t, weights); }
+}  // namespace paceline
+#endif
