@@ -117,8 +117,9 @@ class GenerationRequest(ApiModel):
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_NAME:
             raise bad("cache_salt", self.cache_salt, f"use 1 to {MAX_NAME} characters")
-        if self.request_id is not None and not 1 <= len(self.request_id) <= MAX_NAME:
-            raise bad("request_id", self.request_id, f"use 1 to {MAX_NAME} characters")
+        # printable: it stands in the log, where a line end would begin a line of the client's own
+        if (name := self.request_id) is not None and not (1 <= len(name) <= MAX_NAME and name.isprintable()):
+            raise bad("request_id", name, f"use 1 to {MAX_NAME} printable characters")
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """(in a last chunk, in every chunk)."""

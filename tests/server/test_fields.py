@@ -234,3 +234,14 @@ def test_a_connection_that_is_cut_is_announced(server, monkeypatch, caplog):
             assert answer.status_code == 500 and answer.headers["connection"] == "close"
             assert answer.json()["error"]["type"] == kind
     server.ok(PLAIN, prompt="a", max_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["a\nERROR forged", "\x1b[2J", "\ud800", "\u2028", "", "a" * 257])
+def test_names_of_requests_cannot_write_the_log(server, caplog, name):
+    answer = server.client.post(
+        PLAIN,
+        content=json.dumps({"prompt": "a", "max_tokens": 1, "request_id": name}),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "request_id"
+    assert server.ok(PLAIN, prompt="a", max_tokens=1, request_id="größe 7/x")["id"] == "größe 7/x"
