@@ -168,6 +168,8 @@ def open_random_weights(
             shape,
             survival if any(lengths) else (),
             dtype=engine.dtype,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache_dtype,
             threads=engine.threads,
             max_model_len=4096,
             max_num_seqs=engine.max_num_seqs or 1,

@@ -17,6 +17,7 @@ from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.draft_model import DraftModelProposer
 from paceline.speculation.drafting import Drafter
 from paceline.speculation.hybrid import HybridProposer
+from paceline.speculation.mtp import MTPProposer
 from paceline.speculation.ngram import NgramProposer
 from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint
@@ -77,8 +78,8 @@ def make_drafter(
     if parsed.method == "ngram":
         assert parsed.num_speculative_tokens is not None
         return parsed, _lookup(parsed, parsed.num_speculative_tokens, sampler)
-    make = _draft_model if parsed.method == "draft_model" else _block_drafter
-    drafter = make(parsed, target, sampler, allow_longer_drafts)
+    makers: dict[str, Any] = {"draft_model": _draft_model, "mtp": _predictor}
+    drafter: Drafter = makers.get(parsed.method, _block_drafter)(parsed, target, sampler, allow_longer_drafts)
     if parsed.prompt_lookup_min is None:
         return parsed, drafter
     return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts, sampler), drafter, sampler)
@@ -122,6 +123,18 @@ def _draft_model(
         max_model_len=target.max_model_len,
     )
     return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
+
+
+def _predictor(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool) -> MTPProposer:
+    """The multi-token-prediction layer of the target's own folder, or of another one."""
+    from paceline.models.mtp import Predictor
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    assert parsed.num_speculative_tokens is not None
+    checkpoint = target.checkpoint if parsed.model is None else open_checkpoint(resolve_model(parsed.model))
+    predictor = Predictor(checkpoint, target, quantization=parsed.quantization)
+    return MTPProposer(predictor, parsed.num_speculative_tokens, sampler)
 
 
 def check_vocabulary(checkpoint: Checkpoint, target: TargetModel) -> None:

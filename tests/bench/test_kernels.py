@@ -70,7 +70,8 @@ def test_each_repeat_measures_everything_once(llm, native, monkeypatch):
     )
     told = []
     result = kernels.measure(llm, [1, 8], repeats=3, on_step=told.append)
-    assert [rows for rows, _ in passes] == [*(1, 8), *(1, 8), *(8, 1), *(1, 8)]
+    # what a repeat begins with runs untimed first: the read loop drove the weights out of the caches
+    assert [rows for rows, _ in passes] == [*(1, 8), *(1, 1, 8), *(8, 8, 1), *(1, 1, 8)]
     assert {context for _, context in passes} == {128}
     assert native.log == [("read", "pool", 2 << 30, "avx512"), ("peak", "pool", "avx512", False, False)] * 3
     assert len(told) == 3 * kernels.steps_per_repeat([1, 8])
