@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         python = vllm.peer_python(options.vllm_python)
         model = resolve_model(options.model)
-        config: Any = "auto"
+        config: Any = {"method": "dflash"}
         if options.drafter:
             config = {"method": "dflash", "model": str(options.drafter), "num_speculative_tokens": drafts}
         engine: dict[str, Any] = {"dtype": options.dtype, "quantization": "none", "max_model_len": 2048}

@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, quantization=arguments.quantization)
+    llm = LLM(arguments.model, quantization=arguments.quantization, speculative_config={"method": "dflash"})
     proposer = llm.engine.proposer
     if not isinstance(proposer, DFlashProposer):
         parser.error(f"--model {arguments.model}: no DFlash drafter ships for it")

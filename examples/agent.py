@@ -264,7 +264,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
     client = openai.OpenAI(base_url=options.base_url, api_key=options.api_key, timeout=600, max_retries=0)
-    model = options.model or client.models.list().data[0].id
+    try:
+        model = options.model or client.models.list().data[0].id
+    except openai.APIConnectionError:
+        parser.exit(1, f"no server answers at {options.base_url}; start one: paceline serve smollm2-135m\n")
     agent = Agent(client, model, Tools(Corpus(options.corpus)), options.max_rounds)
     agent.solve(TASKS[0], {}, options.free)  # warms up the server's grammars and both ends of the connection
     rows = compare(agent, TASKS, options.repeats, options.free)

@@ -44,3 +44,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names that are not imported yet, too: an interactive session completes them."""
+    return sorted({*globals(), *__all__})

@@ -245,6 +245,7 @@ class Plan:
         causal: bool = True,
         window: int = 0,
         softcap: float = 0.0,
+        first_key: int = 0,
     ) -> None: ...
     def copy(self, input: int, out: int, width: int, offset: int = 0) -> None: ...
     def local_conv(

@@ -19,12 +19,14 @@ from paceline.llm import _Request as Request
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.prompts import one_params
 from paceline.sampling_params import SamplingParams
+from paceline.structured.compiler import MAX_COMPILING
 
 __all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
 
 T = TypeVar("T")
 
 DEFAULT_MAX_WAITING = 256
+GRAMMAR_PATIENCE = 30.0  # seconds that a request waits for a new grammar: others' turns and its own
 MERGE_FROM = 32  # pieces that a slow reader has not taken; from here on they are joined
 
 
@@ -132,7 +134,7 @@ class AsyncLLM:
         # Encoding, templates and the checks of a request: beside the steps, and beside the event loop.
         self._workers = ThreadPoolExecutor(2, thread_name_prefix="paceline-prepare")
         # Compiling a grammar may take seconds: it holds up neither these nor other grammars' users for long.
-        self._grammars = ThreadPoolExecutor(2, thread_name_prefix="paceline-grammars")
+        self._grammars = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="paceline-grammars")
         self._lock = threading.Lock()  # loops of several threads may share this object
         self._live: dict[str, RequestStream | None] = {}  # None while it is prepared
         self._places = 0
@@ -163,9 +165,11 @@ class AsyncLLM:
         self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
         try:
-            await self._compile(params)
             arguments = (prompt, params, num_speculative_tokens, template)
-            request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
+            if await self._must_compile(params):
+                request = await self._compiled(*arguments)
+            else:
+                request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
             stream = RequestStream(self, name, request, last_only)
             with self._lock:
                 self._live[name] = stream
@@ -306,11 +310,19 @@ class AsyncLLM:
 
     # ---- bookkeeping
 
-    async def _compile(self, params: SamplingParams) -> None:
+    async def _must_compile(self, params: SamplingParams) -> bool:
         """A grammar that is new waits for its turn to be compiled, one that is known for nobody."""
         asked, grammars = params.structured_outputs, self.llm.grammars
-        if asked is not None and not await self.work(lambda: grammars.knows(asked)):  # type: ignore[arg-type]
-            await asyncio.get_running_loop().run_in_executor(self._grammars, grammars.prepare, [params])
+        return asked is not None and not await self.work(lambda: grammars.knows(asked))  # type: ignore[arg-type]
+
+    async def _compiled(self, *arguments: Any) -> Request:
+        turn = self._grammars.submit(self._prepare, *arguments)
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(turn), GRAMMAR_PATIENCE)
+        except TimeoutError:
+            raise QueueFullError(
+                "structured_outputs: other grammars are still being compiled; try again later"
+            ) from None
 
     def _prepare(
         self, prompt: Any, params: SamplingParams, num_speculative_tokens: int | None, template: dict[str, Any]
@@ -345,8 +357,8 @@ class AsyncLLM:
 
     def _release(self, name: str, choices: int) -> None:
         with self._lock:
+            self._places -= choices  # first: whoever sees that nothing is in flight may count on the places
             del self._live[name]
-            self._places -= choices
             idle = []
             if not self._live:
                 idle, self._idle = self._idle, []

@@ -28,7 +28,7 @@ from paceline.recurrent_pass import RecurrentPass
 from paceline.request import Sequence
 from paceline.sampling import SamplerMode, token_logprobs, verify, walk_rows
 from paceline.scheduler import Scheduler
-from paceline.speculation.drafting import Drafter, Proposal
+from paceline.speculation.drafting import Drafter, Finder, Proposal
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.structured.passes import bitmask, trim_drafts
@@ -82,6 +82,7 @@ class _Work:
     rows_wanted: int
     tapped: bool = False  # the drafter sees its rows
     tree: Branches | None = None  # drafts are its nodes, in the order of its rows
+    found: bool = False  # drafts were at hand, and say nothing of the drafter
 
 
 class Engine:
@@ -300,12 +301,15 @@ class Engine:
         rows = self.model.max_rows - len(decoding)
         missing = sum(len(s.token_ids) - s.num_computed for s in prompts)
         limits = [s.draft_room if self._up_to_date(s) else 0 for s in decoding]
+        found = self._found(decoding, limits)
+        asks = getattr(self.proposer, "asks", True)
+        limits = [len(row) or (limit if asks else 0) for row, limit in zip(found, limits, strict=True)]
         # drafts leave a part of the pass to prompts, so that these never starve
         while sum(limits) > rows - min(missing, -(-rows // 2)):
             limits = [limit // 2 for limit in limits]
         proposal, room = Proposal([[] for _ in decoding]), list(limits)
         if self.proposer is not None and any(limits):
-            proposal = self._propose(decoding, limits, min(missing, rows))
+            proposal = self._propose(decoding, limits, found, min(missing, rows))
         if any(s.grammar is not None for s in decoding):
             room = [
                 self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
@@ -315,10 +319,10 @@ class Engine:
             proposal.trees = None  # a grammar's state follows one text
         trees = self._grow(decoding, proposal, rows - min(missing, -(-rows // 2)), min(missing, rows))
         work = []
-        for sequence, drafts, tree in zip(decoding, proposal.drafts, trees, strict=True):
+        for sequence, drafts, tree, at_hand in zip(decoding, proposal.drafts, trees, found, strict=True):
             drafts = drafts if tree is None else tree.rows.tokens
             tokens = [sequence.token_ids[-1], *drafts]
-            work.append(_Work(sequence, tokens, drafts, len(tokens), tree=tree))
+            work.append(_Work(sequence, tokens, drafts, len(tokens), tree=tree, found=bool(at_hand)))
             rows -= len(drafts)
         for sequence in prompts:
             if rows > 0:
@@ -331,14 +335,30 @@ class Engine:
                 rows -= end - start
         return work, proposal
 
-    def _propose(self, sequences: list[Sequence], limits: list[int], other_rows: int) -> Proposal:
+    def _found(self, sequences: list[Sequence], limits: list[int]) -> list[list[float]]:
+        """Survival of drafts that are at hand, per sequence; empty where there are none or the drafter is asked, which
+        may be for limits[i] drafts."""
+        if not isinstance(self.proposer, Finder) or not sequences:
+            return [[] for _ in sequences]
+        awake = self.lengths.worthwhile
+        able = [limit > 0 and (s.fixed_drafts or awake) for s, limit in zip(sequences, limits, strict=True)]
+        return self.proposer.find(sequences, [s.draft_room for s in sequences], able)
+
+    def _propose(
+        self, sequences: list[Sequence], limits: list[int], found: list[list[float]], other_rows: int
+    ) -> Proposal:
         """Drafts of at most limits[i] tokens: so many where a request fixed the number, as many as pay elsewhere.
-        other_rows: rows of prompts in the same pass."""
+        found: survival of those that are at hand. other_rows: rows of prompts in the same pass."""
         assert self.proposer is not None
         free = [i for i, s in enumerate(sequences) if not s.fixed_drafts and limits[i]]
         if free:
             others = other_rows + sum(limits) + len(limits) - sum(limits[i] + 1 for i in free)
-            lengths = self.lengths.choose([sequences[i].request_id for i in free], [limits[i] for i in free], others)
+            lengths = self.lengths.choose(
+                [sequences[i].request_id for i in free],
+                [limits[i] for i in free],
+                others,
+                [found[i][: limits[i]] for i in free],
+            )
             for i, length in zip(free, lengths, strict=True):
                 limits[i] = length
         for i, sequence in enumerate(sequences):
@@ -353,8 +373,9 @@ class Engine:
             named = [sequences[i].request_id for i in free]
             others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
             self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
-        rows = sum(limit + 1 for limit in limits if limit)
-        if getattr(self.proposer, "context_rows", 0) <= rows:  # more wait after plain steps: not what drafts cost
+        rows = sum(limit + 1 for limit, at_hand in zip(limits, found, strict=True) if limit and not at_hand)
+        # more context waits after plain steps: not what drafts cost
+        if rows and getattr(self.proposer, "context_rows", 0) <= rows:
             self.lengths.draft.observe(rows, self._draft_seconds)
         return proposal
 
@@ -381,7 +402,8 @@ class Engine:
     def _learn_cost(self, work: list[_Work], seconds: float) -> None:
         """What a step cost beside its drafts, if no prompt was in it: by this the draft length is chosen."""
         if all(item.rows_wanted == len(item.tokens) for item in work):
-            self.lengths.verify.observe(sum(len(item.tokens) for item in work), seconds - self._draft_seconds)
+            drafts = sum(len(item.drafts) for item in work)
+            self.lengths.observe_step(sum(len(item.tokens) for item in work), drafts, seconds - self._draft_seconds)
         self._draft_seconds = 0.0
 
     # ---- verify
@@ -530,7 +552,8 @@ class Engine:
             sequence.logprobs += token_logprobs(logits, rows[: len(kept)], kept, sequence.params.logprobs)
         if sequence.grammar is not None:  # the drafter is judged by its own drafts: trimmed ones too, forced ones not
             drafted, accepted = sequence.grammar.drafted, min(accepted, sequence.grammar.kept)
-        self.lengths.observe(sequence.request_id, drafted, accepted)
+        if not item.found:
+            self.lengths.observe(sequence.request_id, drafted, accepted)
         sequence.token_ids += kept
         sequence.state.commit(kept)
         if not sequence.first_token:

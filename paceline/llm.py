@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import logging
 import threading
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import numpy as np
 
@@ -23,8 +24,9 @@ from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel, state_arguments
+from paceline.other_names import unknown_option
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
-from paceline.prompts import as_list, cache_salt, check_ids, one_params, params_for, token_ids
+from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_params, params_for, token_ids
 from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, draw_seed, make_state
@@ -98,8 +100,8 @@ class LLM:
     quantization: of the matrices. "auto" runs what a quantised file holds, and dtype for others; "none" runs dtype,
     whatever the file holds; "int8", "int8_channel" and "int4" convert to that (docs/quantisation.md).
     kv_cache_dtype: "auto" stores keys and values as dtype, "int8" with a scale per token and head: half the bytes.
-    speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model, else prompt lookup;
-    None decodes plainly. The text never depends on it.
+    speculative_config: vLLM's JSON or mapping; "auto" takes the drafter that ships for the model beside prompt lookup,
+    else prompt lookup alone; None decodes plainly. The text never depends on it.
     threads: None = the physical cores that affinity and cgroup allow. kv_cache_space: GiB; None = up to 4, at most
     40 % of the free memory. enable_prefix_caching: what a prompt has in common with earlier requests is taken from
     their cache, as long as it is there; the output is the same. fixed_draft_length: always draft as many tokens as
@@ -129,7 +131,11 @@ class LLM:
         isa: str = "",
         seed: int | None = None,
         allow_longer_drafts: bool = True,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            parameters = inspect.signature(LLM).parameters
+            raise ConfigError(unknown_option(name, [known for known in parameters if known != "unknown"]))
         if sampler not in ("coupled", "rejection"):
             raise ConfigError(f"sampler: {sampler!r} is unknown; use 'coupled' or 'rejection'")
         for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
@@ -193,14 +199,15 @@ class LLM:
         speculation: bool = True,
         num_speculative_tokens: int | None = None,
         progress: bool = False,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts (texts, token ids, or vLLM's mappings of either), all at once; outputs in their order.
 
         num_speculative_tokens: drafts per step; None = as many as pay, chosen each step up to the configured number;
-        0 = plain decoding, as is speculation=False. Raises ConfigError for a prompt or parameter that cannot be served,
-        before anything runs.
+        0 = plain decoding, as is speculation=False. progress, or use_tqdm as vLLM calls it: a bar. Raises ConfigError
+        for a prompt or parameter that cannot be served, before anything runs.
         """
-        return self._run(as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress)
+        return self._run(as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress or use_tqdm)
 
     def chat(
         self,
@@ -210,14 +217,19 @@ class LLM:
         speculation: bool = True,
         num_speculative_tokens: int | None = None,
         progress: bool = False,
+        use_tqdm: bool = False,
         **template: Any,
     ) -> list[RequestOutput]:
-        """Answer conversations ({"role", "content"} messages); `template` goes to the chat template."""
+        """Answer conversations ({"role", "content"} messages, where content is text or a list of text parts).
+
+        `template` goes to the chat template: tools, chat_template, add_generation_prompt, and variables such as
+        enable_thinking, which may also come together as chat_template_kwargs. The rest is as for `generate`.
+        """
         if not isinstance(messages, list | tuple) or not messages:
             raise ConfigError("messages: give a list with at least one {'role': ..., 'content': ...} mapping")
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
         prompts = [self._encode_chat(conversation, template) for conversation in conversations]
-        return self._run(prompts, sampling_params, speculation, num_speculative_tokens, progress)
+        return self._run(prompts, sampling_params, speculation, num_speculative_tokens, progress or use_tqdm)
 
     def stream(
         self,
@@ -245,9 +257,11 @@ class LLM:
 
     def _encode_chat(self, messages: Any, template: dict[str, Any]) -> list[int]:
         """Token ids of a conversation. Raises ConfigError for what is none."""
-        if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
-            raise ConfigError("messages: give a list of {'role': ..., 'content': ...} mappings")
-        return self.tokenizer.encode_chat(list(messages), **template)
+        variables = template.get("chat_template_kwargs") or {}
+        if not isinstance(variables, Mapping):
+            raise ConfigError(f"chat_template_kwargs: {variables!r} is not a mapping")
+        own = {name: value for name, value in template.items() if name != "chat_template_kwargs"}
+        return self.tokenizer.encode_chat(chat_messages(messages), **{**variables, **own})
 
     def _stream(self, request: _Request) -> Generator[StreamDelta | None, None, None]:
         try:

@@ -52,6 +52,36 @@ def cache_salt(prompt: Any) -> str | None:
     return salt
 
 
+def chat_messages(messages: Any) -> list[dict[str, Any]]:
+    """A conversation for a chat template: text parts joined by line ends. Raises ConfigError for what is none."""
+    if not isinstance(messages, list | tuple) or not all(isinstance(m, Mapping) for m in messages):
+        raise ConfigError("messages: give a list of {'role': ..., 'content': ...} mappings")
+    return [_chat_message(dict(message), f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise ConfigError(f"{where}: role {role!r} is no text; use 'system', 'user', 'assistant' or 'tool'")
+    if content is None:  # of an assistant that only called tools
+        if role in ("system", "user"):
+            raise ConfigError(f"{where}: a message of the role {role!r} needs 'content'")
+        return {**message, "content": ""}
+    if isinstance(content, list | tuple):
+        return {**message, "content": "\n".join(_part(part, where) for part in content)}
+    if not isinstance(content, str):
+        raise ConfigError(f"{where}: content {type(content).__name__} is neither text nor a list of text parts")
+    return message
+
+
+def _part(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part
+    if isinstance(text, str):
+        return text
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise ConfigError(f"{where}: a content part of the kind {kind!r} cannot be read; models here read text alone")
+
+
 def params_for(params: Any, count: int) -> list[SamplingParams]:
     """One SamplingParams per prompt, from None, one, or a list of as many."""
     each = list(params) if isinstance(params, list | tuple) else [params] * count
@@ -82,7 +112,8 @@ def _unwrap(prompt: Mapping[str, Any]) -> Any:
         if prompt.get(key) is not None:
             return prompt[key]
     found = sorted(map(str, prompt))
-    raise ConfigError(f"prompt: a mapping needs 'prompt' or 'prompt_token_ids', this one has {found}")
+    remedy = "; messages go to LLM.chat" if "role" in found else ""
+    raise ConfigError(f"prompt: a mapping needs 'prompt' or 'prompt_token_ids', this one has {found}{remedy}")
 
 
 def _ids(prompt: Any) -> list[int]:

@@ -45,8 +45,9 @@ def read_texts(paths: Sequence[Path], tokenizer: Tokenizer, *, count: int, lengt
         more = {row["id"]: row for row in _rows(path) if "id" in row}
         rows = [{**row, **more[row["id"]]} for row in rows if row.get("id") in more]
     texts = []
-    for row in rows:
-        text = _text(row, tokenizer, length)
+    where = " and ".join(map(str, paths))
+    for number, row in enumerate(rows, 1):
+        text = _text(row, tokenizer, length, f"{where}, row {number}")
         if len(text.ids) > text.start:
             texts.append(text)
         if len(texts) == count:
@@ -61,7 +62,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         content = data.decode("utf-8")
     except (OSError, EOFError, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise DatasetError(f"{path}: cannot be read as text: {error}") from error
+        raise DatasetError(f"{path}: cannot be read as text: {getattr(error, 'strerror', None) or error}") from error
     if ".jsonl" not in path.name:
         yield {"text": content}
         return
@@ -77,12 +78,13 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _text(row: dict[str, Any], tokenizer: Tokenizer, length: int) -> Text:
+def _text(row: dict[str, Any], tokenizer: Tokenizer, length: int, where: str) -> Text:
     if isinstance(row.get("text"), str):
         return Text(tokenizer.encode(row["text"])[:length])
     prompt, answer = row.get("prompt"), row.get("tokens", row.get("response"))
     if not isinstance(prompt, str) or not isinstance(answer, str | list):
-        raise DatasetError('a row needs "text", or "prompt" with "response" or "tokens"')
+        found = ", ".join(map(repr, list(row)[:8])) or "nothing"
+        raise DatasetError(f'{where}: needs "text", or "prompt" with "response" or "tokens"; it has {found}')
     if tokenizer.chat_template is not None:
         ids = tokenizer.encode_chat([{"role": "user", "content": prompt}])
     else:

@@ -14,9 +14,19 @@ Series = tuple[str, Sequence[float | None]]
 
 
 def bars(
-    groups: Sequence[str], series: Sequence[Series], *, unit: str, stacked: bool = False, line: float | None = None
+    groups: Sequence[str],
+    series: Sequence[Series],
+    *,
+    unit: str,
+    stacked: bool = False,
+    line: float | None = None,
+    show: str = ".3g",
+    colours: Sequence[int] = (),
 ) -> str:
-    """series: (name, a value per group). line: a value to mark across, such as 1 for a speed-up."""
+    """series: (name, a value per group). line: a value to mark across, such as 1 for a speed-up. show: the format of
+    values. colours: the number of each series' colour, so that one name has one colour in several plots; else 0, 1, ...
+    """
+    colours = colours or range(len(series))
     values = [[v or 0.0 for v in column] for _, column in series]
     sums = [sum(column[i] for column in values) for i in range(len(groups))]
     top = max([*(sums if stacked else (v for column in values for v in column)), line or 0.0, 1e-9])
@@ -32,15 +42,15 @@ def bars(
             x = left if stacked else left + width * j
             low, high = (base, base + column[i]) if stacked else (0.0, column[i])
             base = high
-            title = f"{group}, {series[j][0]}: {column[i]:.3g} {unit}"
+            title = f"{group}, {series[j][0]}: {column[i]:{show}} {unit}"
             if series[j][1][i] is not None:
                 place = f'x="{x:.1f}" y="{axis.y(high):.1f}" width="{max(1.0, width - 1.5):.1f}"'
                 height = f'height="{max(0.0, axis.y(low) - axis.y(high)):.1f}"'
-                body += f'<rect {place} {height} fill="{_colour(j)}"><title>{escape(title)}</title></rect>'
+                body += f'<rect {place} {height} fill="{_colour(colours[j])}"><title>{escape(title)}</title></rect>'
                 if not stacked and width >= 22:
-                    body += _text(x + width / 2, axis.y(high) - 3, f"{column[i]:.3g}", "middle", "value")
+                    body += _text(x + width / 2, axis.y(high) - 3, f"{column[i]:{show}}", "middle", "value")
         body += _text(left + inner / 2, HEIGHT - BOTTOM + 16, group, "middle")
-    return _frame(body + _legend([name for name, _ in series]))
+    return _frame(body + _legend([name for name, _ in series], colours))
 
 
 def lines(
@@ -52,9 +62,10 @@ def lines(
     line: float | None = None,
     dashed: Sequence[str] = (),
     log_x: bool = False,
+    colours: Sequence[int] = (),
 ) -> str:
-    """series: (name, a value per x, None where there is none). dashed: names drawn as a model, without points. A name
-    that appears both ways has one colour."""
+    """series: (name, a value per x, None where there is none). dashed: names drawn as a model, without points; a name
+    that appears both ways has one colour. colours: as in `bars`, of the names that are not dashed."""
     known = [v for _, column in series for v in column if v is not None]
     top = max([*known, line or 0.0, 1e-9])
     axis = _Axis(0.0, 1.0, room=1.0) if unit == "share" and top <= 1.0 else _Axis(0.0, top)
@@ -65,26 +76,20 @@ def lines(
     for position, value in zip(at, x, strict=True):
         body += _text(position, HEIGHT - BOTTOM + 16, f"{value:g}", "middle")
     body += _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - BOTTOM + 31, x_label, "middle")
-    names = list(dict.fromkeys(name for name, _ in series))
     model = set(dashed)
-    shown: list[str] = []
+    measured = [name for name, _ in series if name not in model]
+    colours = colours or range(len(measured))
     for name, column in series:
-        colour = _colour(_base(names, name))
+        colour = _colour(colours[measured.index(name.removesuffix(" predicted"))])
         points = [(a, axis.y(v)) for a, v in zip(at, column, strict=True) if v is not None]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         dash = ' stroke-dasharray="5 4"' if name in model else ""
         body += f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         if name not in model:
-            shown.append(name)
             for (px, py), v in zip(points, (v for v in column if v is not None), strict=True):
                 title = f"<title>{escape(name)}: {v:.3g}</title>"
                 body += f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}">{title}</circle>'
-    return _frame(body + _legend(shown, "dashed: predicted" if model else ""))
-
-
-def _base(names: Sequence[str], name: str) -> int:
-    """Colour index: a predicted series is named after the measured one, with a suffix."""
-    return [n for n in names if not n.endswith(" predicted")].index(name.removesuffix(" predicted"))
+    return _frame(body + _legend(measured, colours, "dashed: predicted" if model else ""))
 
 
 class _Axis:
@@ -115,10 +120,10 @@ class _Axis:
         return f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="mark"/>'
 
 
-def _legend(names: Sequence[str], remark: str = "") -> str:
+def _legend(names: Sequence[str], colours: Sequence[int], remark: str = "") -> str:
     out, x = "", float(LEFT)
-    for i, name in enumerate(names):
-        out += f'<rect x="{x:.1f}" y="{HEIGHT - 20}" width="10" height="10" fill="{_colour(i)}"/>'
+    for name, colour in zip(names, colours, strict=True):
+        out += f'<rect x="{x:.1f}" y="{HEIGHT - 20}" width="10" height="10" fill="{_colour(colour)}"/>'
         out += _text(x + 14, HEIGHT - 11, name, "start")
         x += 26 + 6.6 * len(name)
     return out + (_text(x, HEIGHT - 11, remark, "start") if remark else "")

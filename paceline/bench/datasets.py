@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +128,7 @@ def load_dataset(name: str, num_prompts: int | None = None, max_turns: int = MAX
         prompts = load_file(Path(name), num_prompts)
     else:
         known = ", ".join(PACKAGED)
-        raise UnknownDatasetError(f"dataset {name!r} is unknown; use {known} or the path of a .jsonl file")
+        raise UnknownDatasetError(f"dataset {name!r} is unknown; use {known}, or the path of a .jsonl or ShareGPT file")
     return [replace(prompt, later_turns=prompt.later_turns[: max_turns - 1]) for prompt in prompts[:num_prompts]]
 
 
@@ -240,7 +241,8 @@ def _parse_row(line: str, index: int, where: str) -> BenchPrompt:
     if not isinstance(row, dict):
         raise DatasetError(f"{where}: expected a JSON object, found {type(row).__name__}")
     if sum(key in row for key in KINDS) != 1:
-        raise DatasetError(f'{where}: expected exactly one of the keys "prompt", "turns" and "messages"')
+        found = ", ".join(shown(key) for key in list(row)[:8]) or "none"
+        raise DatasetError(f'{where}: expected exactly one of the keys "prompt", "turns" and "messages", found {found}')
     extra = {key: value for key, value in row.items() if key not in KINDS}
     if "prompt" in row:
         if not isinstance(row["prompt"], str) or not row["prompt"]:

@@ -138,18 +138,18 @@ def spread_warnings(concurrency: int, spread: dict[str, list[float]], repeats: i
     """What a reader must not conclude from an arm's figures: repeats too far apart, or on both sides of 1."""
     if repeats < 2:
         return []
-    found = []
     name, ratio = ("decode_tok_s", "speedup") if concurrency == 1 else ("output_tok_s", "output_speedup")
-    shown = name if is_plain or ratio not in spread else ratio
-    if shown in spread:
-        low, high = spread[shown]
-        if high > 0 and (high - low) / ((high + low) / 2) > WIDE:
-            found.append(f"{shown} ranges from {low:.3g} to {high:.3g} over {repeats} repeats: too wide to conclude")
-    if not is_plain and ratio in spread:
-        low, high = spread[ratio]
-        if low < 1 - CLOSE and high > 1 + CLOSE:
-            found.append(f"{ratio} lies on both sides of 1 ({low:.2f} to {high:.2f}): faster or slower is not decided")
-    return found
+    is_ratio = not is_plain and ratio in spread
+    shown = ratio if is_ratio else name
+    if shown not in spread:
+        return []
+    low, high = spread[shown]
+    what = f"{shown} ranges from {low:.3g} to {high:.3g} over {repeats} repeats"
+    if is_ratio and low < 1 - CLOSE and high > 1 + CLOSE:
+        return [f"{what}, on both sides of 1: whether it is faster is not decided"]
+    if high > 0 and (high - low) / ((high + low) / 2) > WIDE:
+        return [f"{what}: too wide to conclude"]
+    return []
 
 
 def _figures(runs: Sequence[Run], of: Callable[[Run], float | None]) -> list[float | None]:

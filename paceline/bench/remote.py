@@ -79,6 +79,10 @@ class RemoteBackend:
         timeout_s: float = 600.0,
     ) -> None:
         """base_url: with or without /v1. model: None = the first that the server lists. Raises ServerError."""
+        if not base_url.startswith(("http://", "https://")):
+            raise ServerError(
+                f"{base_url!r} is no address of a server; write it as http://{base_url.rpartition('//')[2]}"
+            )
         self.url = base_url.rstrip("/").removesuffix("/v1")
         self.extra_body = dict(extra_body or {})
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -102,7 +102,7 @@ def _speedup(study: Study) -> Section | None:
         [
             _short(row["dataset"]),
             arm_label(row),
-            _n(row["decode_tok_s"], ".1f"),
+            _n(row["decode_tok_s" if ratio == "speedup" else "output_tok_s"], ".1f"),
             _n(row[ratio], ".2f"),
             _range(row, ratio),
             _n(row["mean_tpot_ms"], ".2f"),
@@ -114,12 +114,14 @@ def _speedup(study: Study) -> Section | None:
     for arm, (_, values) in zip(arms, columns, strict=True):
         if len(sets) > 1:
             table.append([MEAN, arm, "", _n(values[-1], ".2f"), "", "", "", ""])
-    drawn = [(name, values) for name, values in columns if any(v is not None for v in values)]
-    svg = charts.bars(groups, drawn, unit="x plain", line=1.0) if drawn else ""
+    drawn = [i for i, (_, values) in enumerate(columns) if any(v is not None for v in values)]
+    shown = [columns[i] for i in drawn]
+    svg = charts.bars(groups, shown, unit="x plain", line=1.0, show=".2f", colours=drawn) if drawn else ""
     repeats = rows[0]["repeats"] if rows else 0
+    speed = "Decoding speed" if ratio == "speedup" else "Throughput of all requests together, prompts included,"
     return Section(
         "Speed-up per set",
-        f"Decoding speed against plain decoding at concurrency {rows[0]['concurrency'] if rows else 1}; "
+        f"{speed} against plain decoding at concurrency {rows[0]['concurrency'] if rows else 1}; "
         + (f"medians of {repeats} interleaved repeats, and their range." if repeats > 1 else "one repeat."),
         ["set", "k", "tok/s", "speed-up", "range", "TPOT ms", "TTFT ms", "same outputs"],
         table,
@@ -146,22 +148,22 @@ def _concurrency(study: Study) -> Section | None:
         ]
         for row in rows
     ]
-    series = []
-    for arm in _names(rows, "arm"):
+    series, colours = [], []
+    for i, arm in enumerate(_names(rows, "arm")):
         mine = [row for row in rows if arm_label(row) == arm and row["num_speculative_tokens"] != 0]
         values = [_mean([r["output_speedup"] for r in mine if r["concurrency"] == c]) for c in levels]
         if sum(v is not None for v in values) > 1:
             series.append((_k(arm), values))
-    svg = (
-        charts.lines(levels, series, unit="x plain", x_label="requests at once", line=1.0, log_x=True) if series else ""
-    )
+            colours.append(i)
+    label = "requests at once"
+    svg = charts.lines(levels, series, unit="x plain", x_label=label, line=1.0, log_x=True, colours=colours)
     return Section(
         "Speed-up against concurrency",
         "Throughput of all requests together, prompts included, against plain decoding at the same concurrency; the "
         "plot shows the mean of the sets. The more requests share a pass, the less there is to gain.",
         ["set", "at once", "k", "all tok/s", "ratio", "range", "each tok/s", "TTFT ms", "same outputs"],
         table,
-        svg,
+        svg if series else "",
     )
 
 
@@ -185,9 +187,10 @@ def _cost(study: Study) -> Section | None:
         table.append(line)
     return Section(
         "Cost per token",
-        "1 - 1 / speed-up."
+        "1 - 1 / speed-up: of decoding with one request at a time, of the throughput with several."
         + (
-            f" Per million output tokens at {study.price:g} per hour of this machine."
+            f" Per million output tokens at {study.price:g} per hour of this machine, from the throughput: prompts "
+            "included."
             if study.price is not None
             else ""
         ),
@@ -224,25 +227,47 @@ def _acceptance(study: Study) -> Section | None:
     )
 
 
+def _longest(study: Study) -> list[tuple[str, Row]]:
+    """(name, row) of the longest fixed drafts of each set; with several such arms, each by its own name."""
+    rows = [r for r in _drafting(_first(study)) if isinstance(r["num_speculative_tokens"], int | None)]
+    most: dict[str, int] = {}
+    for row in rows:
+        most[row["dataset"]] = max(most.get(row["dataset"], 1), _slots(row))
+    rows = [row for row in rows if _slots(row) == most[row["dataset"]]]
+    several, sets = len(_names(rows, "arm")) > 1, len(_names(rows, "dataset")) > 1
+    names = []
+    for row in rows:
+        parts = [_short(row["dataset"])] if sets or not several else []
+        names.append(", ".join([*parts, _k(arm_label(row))] if several else parts))
+    return list(zip(names, rows, strict=True))
+
+
+def _colours(study: Study, rows: Sequence[Row]) -> list[int]:
+    """Of one set: its arms', as in the other plots; of several: 0, 1, ..."""
+    if len(_names(rows, "dataset")) > 1 or len(_names(rows, "arm")) == 1:
+        return list(range(len(rows)))
+    arms = _names(_first(study), "arm")
+    return [arms.index(arm_label(row)) for row in rows]
+
+
+def _slots(row: Row) -> int:
+    return len(row["spec_decode"]["per_position_acceptance_rates"])
+
+
 def _positions(study: Study, key: str, title: str, text: str) -> Section | None:
-    found: dict[str, Row] = {}
-    for row in _drafting(_first(study)):
-        if isinstance(row["num_speculative_tokens"], int | None) and row["spec_decode"][key]:
-            best = found.get(row["dataset"])
-            if best is None or len(row["spec_decode"][key]) > len(best["spec_decode"][key]):
-                found[row["dataset"]] = row
+    found = [(name, row) for name, row in _longest(study) if row["spec_decode"][key]]
     if not found:
         return None
-    most = max(len(row["spec_decode"][key]) for row in found.values())
+    most = max(len(row["spec_decode"][key]) for _, row in found)
     series = [
-        (_short(name), [*row["spec_decode"][key], *[None] * (most - len(row["spec_decode"][key]))])
-        for name, row in found.items()
+        (name, [*row["spec_decode"][key], *[None] * (most - len(row["spec_decode"][key]))]) for name, row in found
     ]
     table = [
-        [_short(name), arm_label(row), *(_n(v, ".1%") for v in values)]
-        for (name, row), (_, values) in zip(found.items(), series, strict=True)
+        [_short(row["dataset"]), arm_label(row), *(_n(v, ".1%") for v in values)]
+        for (_, row), (_, values) in zip(found, series, strict=True)
     ]
-    svg = charts.lines(list(range(most)), series, unit="share", x_label="position in the block")
+    colours = _colours(study, [row for _, row in found])
+    svg = charts.lines(list(range(most)), series, unit="share", x_label="position in the block", colours=colours)
     return Section(title, text, ["set", "k", *map(str, range(most))], table, svg)
 
 
@@ -251,7 +276,7 @@ def _survival(study: Study) -> Section | None:
         study,
         "per_position_acceptance_rates",
         "Survival per position",
-        "Share of drafts accepted up to and including each position, of the longest fixed drafts.",
+        "Share of drafts accepted up to and including each position, 0 being the first; of the longest fixed drafts.",
     )
 
 
@@ -271,20 +296,21 @@ def accepted_shares(spec: dict[str, Any]) -> list[float]:
 
 
 def _accepted(study: Study) -> Section | None:
-    rows = [r for r in _drafting(_first(study)) if isinstance(r["num_speculative_tokens"], int | None)]
-    most = max((len(r["spec_decode"]["per_position_acceptance_rates"]) for r in rows), default=0)
-    rows = [r for r in rows if len(r["spec_decode"]["per_position_acceptance_rates"]) == most]
+    rows = _longest(study)
+    most = max((_slots(row) for _, row in rows), default=0)
+    rows = [(name, row) for name, row in rows if _slots(row) == most]
     if not rows or not most:
         return None
-    shares = [(_short(row["dataset"]), accepted_shares(row["spec_decode"])) for row in rows]
+    shares = [(name, accepted_shares(row["spec_decode"])) for name, row in rows]
     table = [
         [
-            name,
+            _short(row["dataset"]),
+            arm_label(row),
             *(_n(v, ".1%") for v in values),
             _n(row["spec_decode"]["fully_rejected_rate"], ".1%"),
             _n(row["spec_decode"]["fully_accepted_rate"], ".1%"),
         ]
-        for (name, values), row in zip(shares, rows, strict=True)
+        for (_, row), (_, values) in zip(rows, shares, strict=True)
     ]
     groups = [str(i) for i in range(most + 1)]
     percent = [(name, [100 * v for v in values]) for name, values in shares]
@@ -292,9 +318,9 @@ def _accepted(study: Study) -> Section | None:
         "Accepted tokens per block",
         f"How many of a block's drafts were kept, of the longest fixed drafts ({most} tokens): none is a block fully "
         "rejected.",
-        ["set", *groups, "fully rejected", "fully accepted"],
+        ["set", "k", *groups, "fully rejected", "fully accepted"],
         table,
-        charts.bars(groups, percent, unit="% of blocks"),
+        charts.bars(groups, percent, unit="% of blocks", colours=_colours(study, [row for _, row in rows])),
     )
 
 

@@ -184,7 +184,7 @@ class RandomCheckpoint(Checkpoint):
     """Random weights in a given shape: matrices from a normal distribution, norms of 1, biases of 0."""
 
     def __init__(self, name: str, config: dict[str, Any], seed: int = 0) -> None:
-        self.path = Path("/random weights") / name
+        self.path = Path(f"random weights of {name}")
         self.config = config
         self._shapes = tensor_shapes(config)
         values = np.random.default_rng(seed).standard_normal(POOL, np.float32) * np.float32(DEVIATION)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.bench.costmodel import choice_rows
-from paceline.bench.report import arm_label
+from paceline.bench.report import arm_label, warning_lines
 
 
 def summary_rows(rows: Sequence[Mapping[str, Any]], predictions: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -40,4 +40,7 @@ def summary_rows(rows: Sequence[Mapping[str, Any]], predictions: Sequence[Mappin
         found.append(
             ["cost model", f"the length that it predicts reaches at least {worst:.2f} of the fastest measured"]
         )
+    warnings = len(warning_lines([dict(row) for row in rows]))
+    if warnings:
+        found.append(["warnings", f"{warnings}, listed at the end: what must not be concluded from these figures"])
     return found

@@ -11,6 +11,7 @@ from paceline.cli.chat import chat
 from paceline.cli.demo import demo
 from paceline.cli.drafters import drafters
 from paceline.cli.generate import generate
+from paceline.cli.hints import Command, Group
 from paceline.cli.models import convert, info, pull
 from paceline.cli.quantised import evaluate, quantize
 from paceline.cli.serve import serve
@@ -19,6 +20,7 @@ from paceline.errors import PacelineError
 
 app = typer.Typer(
     name="paceline",
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -29,18 +31,18 @@ GENERATING = "Generate"
 MODELS = "Models"
 MEASURING = "Measure and train"
 
-app.command(rich_help_panel=GENERATING)(generate)
-app.command(rich_help_panel=GENERATING)(chat)
-app.command(rich_help_panel=GENERATING)(demo)
-app.command(rich_help_panel=GENERATING)(serve)
-app.command(rich_help_panel=MODELS)(pull)
-app.command(rich_help_panel=MODELS)(convert)
-app.command(rich_help_panel=MODELS)(quantize)
-app.command(rich_help_panel=MODELS)(info)
-app.command(rich_help_panel=MODELS)(drafters)
+app.command(rich_help_panel=GENERATING, cls=Command)(generate)
+app.command(rich_help_panel=GENERATING, cls=Command)(chat)
+app.command(rich_help_panel=GENERATING, cls=Command)(demo)
+app.command(rich_help_panel=GENERATING, cls=Command)(serve)
+app.command(rich_help_panel=MODELS, cls=Command)(pull)
+app.command(rich_help_panel=MODELS, cls=Command)(convert)
+app.command(rich_help_panel=MODELS, cls=Command)(quantize)
+app.command(rich_help_panel=MODELS, cls=Command)(info)
+app.command(rich_help_panel=MODELS, cls=Command)(drafters)
 app.add_typer(bench_app, name="bench", rich_help_panel=MEASURING)
-app.command("eval", rich_help_panel=MEASURING)(evaluate)
-app.command(rich_help_panel=MEASURING)(tune)
+app.command("eval", rich_help_panel=MEASURING, cls=Command)(evaluate)
+app.command(rich_help_panel=MEASURING, cls=Command)(tune)
 
 
 @app.command(

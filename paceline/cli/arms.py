@@ -26,6 +26,7 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
 }
 SERVER_KEYS = ("base_url", "model", "extra_body")
+EXAMPLE = '{"label": "lookup", "speculative_config": {"method": "ngram"}}'
 KEYS = ("label", "num_speculative_tokens", *ENGINE_KEYS, *SERVER_KEYS[::2])
 
 
@@ -60,9 +61,9 @@ def parse_arm(text: str, base: EngineOptions) -> ArmSpec:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(f"{text!r} is not JSON ({error})") from None
+        raise _bad(f"{text!r} is not JSON ({error}); example: {EXAMPLE}") from None
     if not isinstance(values, dict):
-        raise _bad(f"{text!r} is not a JSON object")
+        raise _bad(f"{text!r} is not a JSON object; example: {EXAMPLE}")
     unknown = [key for key in values if key not in KEYS]
     if unknown:
         raise _bad(f"unknown key {unknown[0]!r}; known: {', '.join(KEYS)}")
@@ -167,6 +168,8 @@ def open_random_weights(
             shape,
             survival if any(lengths) else (),
             dtype=engine.dtype,
+            quantization=engine.quantization,
+            kv_cache_dtype=engine.kv_cache_dtype,
             threads=engine.threads,
             max_model_len=4096,
             max_num_seqs=engine.max_num_seqs or 1,

@@ -21,9 +21,11 @@ from paceline.cli.arms import (
     parse_arm,
     parse_survival,
 )
+from paceline.cli.hints import BenchGroup, Command
 from paceline.errors import PacelineError
 
 bench_app = typer.Typer(
+    cls=BenchGroup,
     invoke_without_command=True,
     help="Measure decoding with and without drafts on prompt sets, arms taken in turns.",
     rich_markup_mode="rich",
@@ -337,7 +339,7 @@ def _fail_on(rows: list[dict[str, Any]], opened: Opened) -> None:
         print(f"Warning: outputs differ from those of {reference} ({where})", file=sys.stderr)
 
 
-@bench_app.command()
+@bench_app.command(cls=Command)
 def kernels(
     model: opt.ModelOption = opt.DEFAULT_MODEL,
     rows: Annotated[
@@ -383,7 +385,7 @@ def kernels(
         _print_table(bench_kernels.kernel_table(result))
 
 
-bench_app.command()(accuracy)
+bench_app.command(cls=Command)(accuracy)
 
 
 def _print_table(table: Any) -> None:

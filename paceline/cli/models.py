@@ -143,6 +143,7 @@ def _drafter_facts(checkpoint: Checkpoint, target: str | None) -> dict[str, Any]
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the files say: architecture, sizes, parameters and the dtypes they are stored in."""
+    from paceline.models.mtp import has_predictor
     from paceline.models.target import read_config
     from paceline.models.views import text_config
 
@@ -172,6 +173,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "vocab_size": config["vocab_size"],
         "tied_head": decoder.tie_word_embeddings,
         "context_length": config.get("max_position_embeddings"),
+        "multi_token_prediction": has_predictor(checkpoint),
     }
 
 
@@ -209,6 +211,7 @@ def facts_text(facts: dict[str, Any]) -> str:
             f"({engine['kv_bytes_per_token'] / 1024:,.1f} KiB each, {engine['kv_cache_dtype']}), taken as it fills",
         ),
         ("speculation", f"{drafts}, {tokens} a draft" if drafts else "none"),
+        *_predictor(facts),
     ]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
@@ -226,6 +229,12 @@ def _experts(facts: dict[str, Any]) -> list[tuple[str, str]]:
         return []
     layers = opt.count(facts["sparse_layers"], "layer")
     return [("experts", f"{facts['experts_per_token']} of {facts['experts']} for each token, in {layers}")]
+
+
+def _predictor(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    if not facts["multi_token_prediction"]:
+        return []
+    return [("own drafter", """a multi-token-prediction layer: --speculative-config '{"method": "mtp"}'""")]
 
 
 def _short(count: int) -> str:

@@ -279,14 +279,15 @@ def check_speculation(no_speculation: bool, num_speculative_tokens: int | None, 
         raise typer.BadParameter("contradicts --speculative-config; give one of them", param_hint="--no-speculation")
 
 
-def parse_ints(text: str, option: str, *, least: int) -> list[int]:
-    """`"0,7"` -> [0, 7]: whole numbers >= `least`, no duplicates, in the order given."""
+def parse_ints(text: str, option: str, *, least: int, other: str = "") -> list[int]:
+    """`"0,7"` -> [0, 7]: whole numbers >= `least`, no duplicates, in the order given. other: what the option takes
+    besides, for messages."""
     values: list[int] = []
     for part in text.split(","):
         try:
             value = int(part)
         except ValueError:
-            raise typer.BadParameter(f"{part!r} in {text!r} is not a whole number", param_hint=option) from None
+            raise typer.BadParameter(f"{part!r} in {text!r} is not a whole number{other}", param_hint=option) from None
         if value < least:
             raise typer.BadParameter(f"{value} in {text!r} is below {least}", param_hint=option)
         if value in values:
@@ -302,7 +303,7 @@ def parse_lengths(text: str, option: str) -> list[int | Literal["auto"]]:
         raise typer.BadParameter(f"auto appears twice in {text!r}", param_hint=option)
     fixed = [part for part in parts if part != "auto"]
     numbers: list[int | Literal["auto"]] = []
-    numbers += parse_ints(",".join(fixed), option, least=0) if fixed else []
+    numbers += parse_ints(",".join(fixed), option, least=0, other=" or auto") if fixed else []
     if "auto" in parts:
         numbers.insert(parts.index("auto"), "auto")
     return numbers

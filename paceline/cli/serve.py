@@ -47,6 +47,8 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         name = known.get(str(key).replace("-", "_"))
         if name in (None, "config", "help"):
             raise ConfigError(f"--config {path}: {str(key)[:60]!r} is no option of serve; see paceline serve --help")
+        if isinstance(value, list) and not all(isinstance(item, str | int | float) for item in value):
+            raise ConfigError(f"--config {path}: {str(key)[:60]}: a list of plain values, or one value")
         defaults[str(name)] = json.dumps(value) if isinstance(value, dict) else value
         if name in ("served_model_name", "api_key") and not isinstance(value, list):
             defaults[str(name)] = [value]
@@ -262,16 +264,20 @@ def serve(
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if trust_remote_code:
         print("Note: --trust-remote-code changes nothing: no remote code is ever run.", file=sys.stderr)
+    from paceline.errors import ConfigError
     from paceline.server import plan
 
+    keys = _keys(api_key)
+    if "" in (served_model_name or []):
+        raise ConfigError("--served-model-name: empty; give a name, or leave it out")
     if cpus is not None:
         plan.bind_cpus(cpus)
     template = _template(chat_template)
     from paceline.server.features import ModelFeatures, check_parsers
 
     check_parsers(tool_call_parser, reasoning_parser)
+    from paceline.server.run import end_process, take_port
     from paceline.server.run import serve as run_server
-    from paceline.server.run import take_port
 
     listening = take_port(host, port)
     from paceline.cli.progress import download_progress
@@ -303,10 +309,9 @@ def serve(
         llm.tokenizer.templates["default"] = template
     _check_drafts(llm, num_speculative_tokens, allow_longer_drafts)
     ModelFeatures(llm.tokenizer, llm.info()["architecture"], tool_call_parser, reasoning_parser)  # do they fit?
-    keys = [*(api_key or []), *filter(None, [os.environ.get("PACELINE_API_KEY")])]
     settings = ServerSettings(
         model_names=tuple(served_model_name or [model]),
-        api_keys=tuple(keys),
+        api_keys=keys,
         max_body_bytes=int(max_body_mib * MIB),
         request_timeout=request_timeout,
         num_speculative_tokens=num_speculative_tokens,
@@ -336,7 +341,21 @@ def serve(
         access_log=access_log,
         on_ready=ready,
     )
-    raise typer.Exit(code)
+    end_process(code)
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """API keys from the command line and the environment, without the line end that a file of secrets ends with.
+    Raises ConfigError for an empty one, which would lock nobody out."""
+    from paceline.errors import ConfigError
+
+    named = [("--api-key", key) for key in given or []]
+    if os.environ.get("PACELINE_API_KEY"):
+        named.append(("PACELINE_API_KEY", os.environ["PACELINE_API_KEY"]))
+    for name, key in named:
+        if not isinstance(key, str) or not key.strip():
+            raise ConfigError(f"{name}: the key is empty; give one, or leave it out to let everybody in")
+    return tuple(key.strip() for _, key in named)
 
 
 def start_lines(llm: LLM, num_speculative_tokens: int | None) -> list[str]:

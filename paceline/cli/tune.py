@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,6 +56,8 @@ def tune(
     temperature: opt.TemperatureOption = 0.0,
     seed: opt.RaceSeedOption = None,
     dtype: opt.DtypeOption = "auto",
+    quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
+    kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
     output: Annotated[
         Path,
@@ -98,7 +101,15 @@ def tune(
     results: list[Tuned] = []
     configs: list[dict[str, Any] | None] = [*given] if given else [None, {"method": "ngram"}]
     for config in configs:
-        engine = opt.EngineOptions(model, dtype, threads, None, config, max_num_seqs=max(DEFAULT_SEQS, concurrency))
+        engine = opt.EngineOptions(
+            model,
+            dtype,
+            threads,
+            speculative_config=config,
+            quantization=quantization,
+            max_num_seqs=max(DEFAULT_SEQS, concurrency),
+            kv_cache_dtype=kv_cache_dtype,
+        )
         backend = local_backend(engine)
         candidate = _candidate(backend.llm, config)
         if any(done.candidate.config == candidate.config for done in results):
@@ -123,7 +134,9 @@ def tune(
         }
         print(json.dumps(values))
     else:
-        _show(results, chosen, why, output)
+        options = [("--quantization", quantization, "auto"), ("--kv-cache-dtype", kv_cache_dtype, "auto")]
+        as_measured = "".join(f" {name} {value}" for name, value, default in options if value != default)
+        _show(results, chosen, why, f"{shlex.quote(model)}{as_measured} --speculative-config {output}", output)
     for line in dict.fromkeys(w for tuned in results for w in tuned.warnings):
         print(f"Warning: {line}", file=sys.stderr)
     if not all(tuned.identical for tuned in results):
@@ -138,7 +151,13 @@ def _candidate(llm: Any, config: dict[str, Any] | None) -> Candidate:
     name = facts["speculation"]
     if name is None:
         raise PacelineError("this model has no drafter")
-    full = {key: value for key, value in (config or {"method": name}).items() if key != "num_speculative_tokens"}
+    full = dict(config or {})
+    if config is None:  # what "auto" stands for, the shipped drafter by its method alone
+        used = llm.speculative_config
+        full["method"] = used.method
+        if used.method != "ngram" and used.prompt_lookup_min is not None:
+            full |= {"prompt_lookup_min": used.prompt_lookup_min, "prompt_lookup_max": used.prompt_lookup_max}
+    full.pop("num_speculative_tokens", None)
     return Candidate(name, full, NGRAM_LONGEST if name == "ngram" else facts["num_speculative_tokens"])
 
 
@@ -151,7 +170,7 @@ def recommended(best: Tuned) -> dict[str, Any]:
     return {**best.candidate.config, "num_speculative_tokens": best.most_tokens}
 
 
-def _show(results: list[Tuned], chosen: dict[str, Any], why: str, output: Path) -> None:
+def _show(results: list[Tuned], chosen: dict[str, Any], why: str, use: str, output: Path) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -175,4 +194,5 @@ def _show(results: list[Tuned], chosen: dict[str, Any], why: str, output: Path) 
     Console(highlight=False).print(table)
     print(why)
     print(f"\nWritten to {output}:  {json.dumps(chosen)}")
-    print(f'Use it:  paceline generate "..." --speculative-config {output}')
+    print(f"Use it:  paceline serve {use}")
+    print(f'         paceline generate "..." -m {use}')

@@ -141,12 +141,20 @@ def declare_buffers(net: Network, c: DecoderConfig) -> None:
 
 
 def add_layer(
-    net: Network, c: DecoderConfig, w: LayerWeights, index: int, *, causal: bool = True, window: int = 0
+    net: Network,
+    c: DecoderConfig,
+    w: LayerWeights,
+    index: int,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    first_key: int = 0,
 ) -> None:
-    """x += attention(norm(x)); x += mlp(norm(x)). Keys and values go to cache layer `index`."""
+    """x += attention(norm(x)); x += mlp(norm(x)). Keys and values go to cache layer `index`; those before position
+    `first_key` are not looked at."""
     t = c.traits
     net.linear("x", "qkv", w.qkv, norm=w.input_norm, eps=c.rms_norm_eps, bias=w.qkv_bias)
-    add_heads(net, c, w, index, causal=causal, window=window)
+    add_heads(net, c, w, index, causal=causal, window=window, first_key=first_key)
     if t.attention_gate:
         width = c.num_heads * c.head_dim
         net.gate("qkv", "mix", width, width + 2 * c.num_kv_heads * c.head_dim)
@@ -174,7 +182,14 @@ def _add_branch(
 
 
 def add_heads(
-    net: Network, c: DecoderConfig, w: LayerWeights, index: int, *, causal: bool = True, window: int = 0
+    net: Network,
+    c: DecoderConfig,
+    w: LayerWeights,
+    index: int,
+    *,
+    causal: bool = True,
+    window: int = 0,
+    first_key: int = 0,
 ) -> None:
     """mix = attention of the projections in "qkv": head norms, rotation, cache write, attention."""
     t = c.traits
@@ -194,7 +209,8 @@ def add_heads(
         eps=c.rms_norm_eps,
     )
     scale = c.head_dim**-0.5 if t.attention_scale is None else t.attention_scale
-    net.attention("q", "mix", **heads, scale=scale, causal=causal, window=window, softcap=t.attention_softcap)
+    seen: dict[str, Any] = {"causal": causal, "window": window, "first_key": first_key}
+    net.attention("q", "mix", **heads, scale=scale, softcap=t.attention_softcap, **seen)
 
 
 def build_decoder(

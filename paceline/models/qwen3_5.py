@@ -104,6 +104,8 @@ FIELDS = (
     "linear_num_key_heads",
     "linear_num_value_heads",
     "linear_value_head_dim",
+    "mtp_num_hidden_layers",
+    "mtp_use_dedicated_embeddings",
     "partial_rotary_factor",
 )
 
@@ -173,7 +175,7 @@ def load(loader: WeightLoader, c: HybridConfig) -> DecoderWeights:
 
 
 def _load_layer(loader: WeightLoader, c: HybridConfig, prefix: str, index: int) -> Any:
-    return (_load_delta if c.linear[index] else _load_attention)(loader, c, prefix)
+    return (_load_delta if c.linear[index] else load_attention)(loader, c, prefix)
 
 
 def _norm(loader: WeightLoader, c: HybridConfig, name: str, size: int) -> np.ndarray:
@@ -207,8 +209,8 @@ def _load_delta(loader: WeightLoader, c: HybridConfig, prefix: str) -> DeltaWeig
     )
 
 
-def _load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> LayerWeights:
-    """q_proj holds query and gate of each head in turn; packed, the gates come behind the values."""
+def load_attention(loader: WeightLoader, c: HybridConfig, prefix: str) -> LayerWeights:
+    """An attention layer. q_proj holds query and gate of each head in turn; packed, gates come behind the values."""
     q, kv, hidden, at = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.hidden_size, f"{prefix}.self_attn"
     rows = np.arange(2 * q).reshape(c.num_heads, 2, c.head_dim)
     queries, gates = rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)

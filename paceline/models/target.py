@@ -12,7 +12,19 @@ import numpy as np
 from paceline import _native, runtime
 from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KV_CACHE_DTYPES, KVCacheDtype, Quantization
 from paceline.errors import CapacityError, ConfigError
-from paceline.models import gemma3, llama, mistral, muse_glimmer, phi3, qwen2, qwen3, qwen3_5, qwen3_moe, smollm3
+from paceline.models import (
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    muse_glimmer,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_5,
+    qwen3_moe,
+    smollm3,
+)
 from paceline.models.config import DecoderConfig
 from paceline.models.decoder import build_decoder, load_decoder, weight_bytes
 from paceline.models.fields import check_fields
@@ -27,6 +39,7 @@ log = logging.getLogger(__name__)
 Dtype = Literal["auto", "bfloat16", "float32"]
 # model_type -> the module that reads its config: `read_config`, and in FIELDS the fields that it alone reads
 MODULES: dict[str, Any] = {
+    "gemma2": gemma2,
     "gemma3_text": gemma3,
     "llama": llama,
     "mistral": mistral,

@@ -112,6 +112,20 @@ def assistant_view(checkpoint: Checkpoint) -> Checkpoint:
     return View(checkpoint, checkpoint.config, pieces)
 
 
+_PREDICTOR = re.compile(r"(?:model\.)?mtp\.")
+
+
+def predictor_view(checkpoint: Checkpoint) -> Checkpoint | None:
+    """The multi-token-prediction layer inside a checkpoint, its names without their prefix; None: it has none."""
+    source = checkpoint.source if isinstance(checkpoint, View) else checkpoint
+    pieces = {
+        name[match.end() :]: Piece(name, source.shape(name))
+        for name in source.names()
+        if (match := _PREDICTOR.match(name))
+    }
+    return View(source, text_config(source.config), pieces) if pieces else None
+
+
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The config of the text part; the same object where there are no parts."""
     kind, inner = config.get("model_type"), config.get("text_config")

@@ -302,7 +302,7 @@ NB_MODULE(_native, m) {
       .def(
           "attention",
           [](PyPlan& p, int in, int out, int layer, int heads, int kv_heads, int head_dim, float scale, bool causal,
-             int window, float softcap) {
+             int window, float softcap, int first_key) {
             Op op{};
             op.kind = Op::kAttention;
             op.in = in;
@@ -314,11 +314,12 @@ NB_MODULE(_native, m) {
             op.scale = scale;
             op.causal = causal;
             op.window = window;
+            op.first_key = first_key;
             op.softcap = softcap;
             p.plan->add(op);
           },
           "input"_a, "out"_a, "layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "causal"_a = true,
-          "window"_a = 0, "softcap"_a = 0.0f)
+          "window"_a = 0, "softcap"_a = 0.0f, "first_key"_a = 0)
       .def(
           "copy",
           [](PyPlan& p, int in, int out, int width, int offset) {

@@ -26,7 +26,7 @@ int64_t now_ns() {
 // Tiles of query vectors for one attention geometry, in sequence order. Work is handed out tile by tile, or, when there
 // are too few tiles to keep the threads busy, partition by partition with a fold afterwards; both give the same bits.
 struct Plan::Tiles {
-  int group, kv_heads, head_dim, window;
+  int group, kv_heads, head_dim, window, first_key;
   bool causal;
   struct Item {
     QueryTile tile;
@@ -132,6 +132,7 @@ void Plan::add(Op op) {
         need(op.in, {K::kAct}, "attention in");
         need(op.out, {K::kAct}, "attention out");
         if (op.heads < 1 || op.window < 0) throw std::invalid_argument("attention: heads or window out of range");
+        if (op.first_key < 0) throw std::invalid_argument("attention: first_key must be 0 or more");
         if (std::min(buffers_[op.in].width, buffers_[op.out].width) < op.heads * op.head_dim)
           throw std::invalid_argument("attention: buffer too narrow");
       }
@@ -173,7 +174,7 @@ void Plan::add(Op op) {
     const int group = op.heads / op.kv_heads;
     for (size_t i = 0; i < tiles_.size(); ++i)
       if (tiles_[i]->group == group && tiles_[i]->kv_heads == op.kv_heads && tiles_[i]->head_dim == op.head_dim &&
-          tiles_[i]->window == op.window && tiles_[i]->causal == op.causal)
+          tiles_[i]->window == op.window && tiles_[i]->first_key == op.first_key && tiles_[i]->causal == op.causal)
         tiles = int(i);
     if (tiles < 0) {
       auto t = std::make_unique<Tiles>();
@@ -181,6 +182,7 @@ void Plan::add(Op op) {
       t->kv_heads = op.kv_heads;
       t->head_dim = op.head_dim;
       t->window = op.window;
+      t->first_key = op.first_key;
       t->causal = op.causal;
       tiles_.push_back(std::move(t));
       tiles = int(tiles_.size()) - 1;
@@ -315,9 +317,9 @@ void Plan::plan_attention(const Batch& b) {
           for (int j = 0; j < item.tile.count; ++j) {
             const int row = r0 + (v.begin + j) / t.group, at = b.positions[row];
             int last = t.causal ? at : end;
-            int first = 0;
+            int first = std::min(t.first_key, at);  // a row always sees itself
             if (t.window > 0) {
-              first = std::max(0, at - t.window + 1);
+              first = std::max(first, at - t.window + 1);
               if (!t.causal) last = std::min(last, at + t.window - 1);
             }
             item.tile.row[j] = row;

@@ -56,7 +56,7 @@ struct Op {
   const float* inv_freq = nullptr;
   int half = 0, cos = -1, sin = -1;
   // qkv and attention
-  int heads = 0, kv_heads = 0, head_dim = 0, layer = 0, window = 0;
+  int heads = 0, kv_heads = 0, head_dim = 0, layer = 0, window = 0, first_key = 0;
   bool interleaved = false, causal = true;
   const float* q_norm = nullptr;
   const float* k_norm = nullptr;

@@ -9,7 +9,7 @@ void Plan::check_block(const Op& op) {
   using K = BufferKind;
   if (op.width < 1) throw std::invalid_argument("width must be positive");
   if (op.kind == Op::kNorm) {
-    need(op.in, {K::kF32}, "norm in");
+    need(op.in, {K::kF32, K::kInput}, "norm in");
     need(op.out, {K::kF32}, "norm out");
     if (!op.norm) throw std::invalid_argument("norm: there is no weight");
     if (op.add && op.in == op.out) throw std::invalid_argument("norm: in and out are the same buffer");

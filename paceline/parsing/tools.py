@@ -159,7 +159,7 @@ def _choice(value: Any, tools: Sequence[Tool]) -> tuple[str, str | None]:
         return ("auto" if tools else "none"), None
     if isinstance(value, str):
         if value not in ("none", "auto", "required"):
-            raise ToolsError(f"tool_choice={value!r}: use 'none', 'auto', 'required' or a named function")
+            raise ToolsError(f"tool_choice={shown(value)}: use 'none', 'auto', 'required' or a named function")
         if not tools and value != "none":
             if value == "required":
                 raise ToolsError("tool_choice='required': there are no tools; give some")

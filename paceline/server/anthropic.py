@@ -14,9 +14,10 @@ from paceline.sampling_params import SamplingParams
 from paceline.server import render
 from paceline.server.anthropic_blocks import Blocks
 from paceline.server.anthropic_input import TOOL_NAMES, choice_of, messages_of, tools_of
+from paceline.server.body import new_router
 from paceline.server.errors import bad
 from paceline.server.features import ModelFeatures
-from paceline.server.protocol import MAX_STOPS, ToolRequest
+from paceline.server.protocol import MAX_STOPS, Objects, Texts, ToolRequest
 from paceline.server.reader import Reader
 from paceline.server.service import Job, Service, new_id
 from paceline.server.thinking import effort_variables, thinking_variables
@@ -28,8 +29,8 @@ _STOP_REASONS = {"length": "max_tokens", "abort": "pause_turn"}
 
 
 class CountRequest(ToolRequest):
-    messages: list[dict[str, Any]]
-    system: str | list[dict[str, Any]] | None = None
+    messages: Objects
+    system: str | Objects | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
@@ -73,7 +74,7 @@ class CountRequest(ToolRequest):
 
 class MessagesRequest(CountRequest):
     max_tokens: int
-    stop_sequences: list[str] | None = None
+    stop_sequences: Texts | None = None
 
     def check(self) -> None:
         super().check()
@@ -88,7 +89,7 @@ class MessagesRequest(CountRequest):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.post("/v1/messages", response_model=None)
     async def messages(request: MessagesRequest, raw: Request) -> Response | None:
@@ -150,12 +151,7 @@ class Answer:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {
-                "input_tokens": job.prompt_tokens,
-                "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": cached,
-                "output_tokens": made,
-            },
+            "usage": _usage(job, made, cached),
         }
 
     def whole(self, job: Job, output: RequestOutput) -> dict[str, Any]:
@@ -177,9 +173,19 @@ class Answer:
                 if events:
                     yield events
             [output] = job.finished()
-            usage = {"output_tokens": len(output.outputs[0].token_ids)}
+            usage = _usage(job, len(output.outputs[0].token_ids), output.num_cached_tokens)
             ending = {"type": "message_delta", "delta": _ending(output, reader), "usage": usage}
             yield blocks.end() + named_event(ending) + named_event({"type": "message_stop"})
+
+
+def _usage(job: Job, made: int, cached: int) -> dict[str, Any]:
+    """The prompt's tokens are those of `input_tokens` and of `cache_read_input_tokens` together."""
+    return {
+        "input_tokens": job.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": made,
+    }
 
 
 def _ending(output: RequestOutput, reader: Reader) -> dict[str, Any]:

@@ -73,7 +73,10 @@ async def _warm(engine: AsyncLLM) -> None:
 
 def answer(error: ApiError, request: Request) -> Response:
     anthropic = request.url.path.startswith("/v1/messages")
-    return JsonResponse(body_of(error, anthropic=anthropic), error.status, error.headers())
+    headers = error.headers()
+    if error.status == 500:  # uvicorn cuts the connection behind one; who is told does not send the next request on it
+        headers["connection"] = "close"
+    return JsonResponse(body_of(error, anthropic=anthropic), error.status, headers)
 
 
 async def _error(request: Request, error: Exception) -> Response:
@@ -85,7 +88,11 @@ async def _error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return answer(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), request)
+    if isinstance(error.__cause__, ApiError):  # of a body that could not be read
+        return answer(error.__cause__, request)
+    found = answer(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), request)
+    found.headers.update(error.headers or {})  # "allow", where the method is wrong
+    return found
 
 
 async def _invalid(request: Request, error: Exception) -> Response:

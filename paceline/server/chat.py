@@ -12,6 +12,7 @@ from starlette.responses import Response
 from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
 from paceline.parsing.deltas import ChatDelta, ChatMessage, ToolCallDelta
 from paceline.server import render
+from paceline.server.body import new_router
 from paceline.server.protocol import ChatRequest
 from paceline.server.reader import Reader, message_of
 from paceline.server.service import Job, Service, new_id
@@ -20,7 +21,7 @@ from paceline.server.turn import prepare
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.post("/v1/chat/completions", response_model=None)
     async def chat_completions(request: ChatRequest, raw: Request) -> Response | None:

@@ -11,13 +11,14 @@ from starlette.responses import Response
 
 from paceline.outputs import CompletionOutput, RequestOutput
 from paceline.server import render
+from paceline.server.body import new_router
 from paceline.server.protocol import CompletionRequest
 from paceline.server.service import Job, Service, new_id
 from paceline.server.transport import DONE, EventStream, JsonResponse, event, openai_error_event, unless_gone
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.post("/v1/completions", response_model=None)
     async def completions(request: CompletionRequest, raw: Request) -> Response | None:
@@ -42,6 +43,7 @@ class Completion:
         params = r.params(service.settings.max_logprobs, wanted)
         self.top = params.logprobs
         prompts = r.prompts()
+        service.check_choices(len(prompts), params.n)  # before a million of them are encoded
         self.ids = [await self.encode(p) if isinstance(p, str) else p for p in prompts]
         self.echoes = [await self.text_of(p) for p in prompts] if r.echo else [""] * len(prompts)
         run = service.run(

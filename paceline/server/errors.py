@@ -16,7 +16,9 @@ _TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "request_too_large",
+    415: "invalid_request_error",
     429: "rate_limit_error",
+    431: "request_too_large",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -72,5 +74,6 @@ def as_api_error(error: Exception) -> ApiError:
 def body_of(error: ApiError, *, anthropic: bool = False) -> dict[str, Any]:
     """The JSON of an error."""
     if anthropic:
-        return {"type": "error", "error": {"type": error.type, "message": error.message}}
+        kind = "api_error" if error.type == "server_error" else error.type
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
     return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}

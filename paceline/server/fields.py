@@ -26,6 +26,8 @@ ACCEPTED = frozenset(
         "cache_control",
         "cache_prompt",
         "priority",
+        "inference_geo",
+        "speed",
         "spaces_between_special_tokens",
     }
 )
@@ -59,6 +61,9 @@ REFUSED: Mapping[str, str] = {
     "tfs": "is not supported",
     "xtc_probability": "is not supported",
     "dry_multiplier": "is not supported",
+    "context_management": "is not supported; send what the model is to read",
+    "container": "is not supported; there are no tools of the server's own",
+    "mcp_servers": "is not supported; call them yourself and offer their tools",
     "grammar": "is llama.cpp's; use structured_outputs",
     "json_schema": "is llama.cpp's; use response_format",
 }
@@ -75,6 +80,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "dry_multiplier": (0, 0.0),
     "top_a": (0, 0.0),
     "truncate_prompt_tokens": (-1,),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
 }
 
 

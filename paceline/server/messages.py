@@ -27,6 +27,9 @@ def normalised(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise bad(f"{where}.role", message.get("role"), "use 'system', 'user', 'assistant' or 'tool'")
+    if message["role"] == "function" or message.get("function_call") is not None:  # templates would leave them out
+        field, value = ("role", "function") if message["role"] == "function" else ("function_call", "...")
+        raise bad(f"{where}.{field}", value, "is OpenAI's old form; use tool_calls and messages of the role 'tool'")
     out = {key: value for key, value in message.items() if key not in ("cache_control", "reasoning")}
     if isinstance(message.get("reasoning"), str):  # the newer name; templates know the other
         out.setdefault("reasoning_content", message["reasoning"])

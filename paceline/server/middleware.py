@@ -46,7 +46,7 @@ class Gate:
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not matches(given.encode("utf-8", "replace"), self.keys):
+        if not matches(given.encode("latin-1"), self.keys):  # the bytes that came
             raise ApiError(
                 401, "the API key is missing or wrong; send 'Authorization: Bearer KEY'", code="invalid_api_key"
             )
@@ -57,26 +57,25 @@ class Gate:
         length = Headers(scope=scope).get("content-length", "0")
         if length.isdecimal() and int(length[:19]) > limit:
             raise _too_large(limit)
-        parts: list[bytes] = []
-        size = 0
+        whole = bytearray()
         try:
             async with asyncio.timeout(self.settings.body_timeout):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _GoneError
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
+                    whole += message.get("body", b"")
+                    if len(whole) > limit:
                         raise _too_large(limit)
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
             raise ApiError(408, "the request's body did not arrive in time", code="body_timeout") from None
-        whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": bytes(whole), "more_body": False}]
+        del whole
 
         async def replay() -> Message:
-            return whole.pop() if whole else await receive()
+            return messages.pop() if messages else await receive()
 
         return replay
 

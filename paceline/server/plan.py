@@ -41,6 +41,8 @@ def bind_cpus(text: str) -> None:
 def kv_cache_space(given: float | None) -> float | None:
     """GiB for the cache: the option, else VLLM_CPU_KVCACHE_SPACE, else None. Raises ConfigError."""
     text = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "")
+    if given is not None and not 0 < given < 1 << 30:
+        raise ConfigError(f"--kv-cache-space {given}: use a number of GiB above 0")
     if given is not None or not text:
         return given
     try:

@@ -17,7 +17,9 @@ from paceline.detokenizer import IncrementalDetokenizer
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.sampling_params import SamplingParams
 from paceline.server import render
+from paceline.server.body import new_router
 from paceline.server.messages import normalised
+from paceline.server.protocol import Objects
 from paceline.server.service import Job, Service, new_id
 from paceline.server.transport import DONE, EventStream, event, openai_error_event
 
@@ -45,7 +47,7 @@ class PlaygroundRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    messages: list[dict[str, Any]]
+    messages: Objects
     model: str | None = None
     max_tokens: int = 256
     temperature: float = 0.0
@@ -54,7 +56,7 @@ class PlaygroundRequest(BaseModel):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
     for path, (name, media_type) in ASSETS.items():
         routes.add_api_route(path, _asset(name, media_type), response_model=None, include_in_schema=False)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from paceline.sampling_params import SamplingParams
 from paceline.server.errors import bad
@@ -14,6 +14,7 @@ from paceline.server.fields import check_extra
 from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.turn import Asked
 from paceline.server.wanted import Wanted, from_fields
+from paceline.values import shown
 
 MAX_STOPS = 64
 MAX_NAME = 256
@@ -37,6 +38,27 @@ SAMPLING = (
     "ignore_eos",
     "skip_special_tokens",
 )
+
+
+class _FailFast(FailFast):
+    """pydantic's has no hash, which unions need before Python 3.12."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+# Lists whose first wrong item ends the check: an error for each of a million would take minutes and gigabytes.
+Texts = Annotated[list[str], _FailFast()]
+Ids = Annotated[list[int], _FailFast()]
+Objects = Annotated[list[dict[str, Any]], _FailFast()]
+
+
+def _first_wrong_bias(value: Any) -> Any:
+    """The same for a mapping, which has no such mode."""
+    for token, bias in value.items() if isinstance(value, dict) else ():
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise ValueError(f"the bias of token {shown(token)} is {shown(bias)}; use a number")
+    return value
 
 
 class ApiModel(BaseModel):
@@ -67,10 +89,10 @@ class GenerationRequest(ApiModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_first_wrong_bias)] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: Ids | None = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -95,8 +117,9 @@ class GenerationRequest(ApiModel):
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_NAME:
             raise bad("cache_salt", self.cache_salt, f"use 1 to {MAX_NAME} characters")
-        if self.request_id is not None and not 1 <= len(self.request_id) <= MAX_NAME:
-            raise bad("request_id", self.request_id, f"use 1 to {MAX_NAME} characters")
+        # printable: it stands in the log, where a line end would begin a line of the client's own
+        if (name := self.request_id) is not None and not (1 <= len(name) <= MAX_NAME and name.isprintable()):
+            raise bad("request_id", name, f"use 1 to {MAX_NAME} printable characters")
 
     def usage_wanted(self) -> tuple[bool, bool]:
         """(in a last chunk, in every chunk)."""
@@ -117,7 +140,7 @@ class FormattedRequest(GenerationRequest):
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None  # there is one
@@ -130,13 +153,13 @@ class FormattedRequest(GenerationRequest):
 class ToolRequest(GenerationRequest):
     """What the interfaces of conversations share."""
 
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ChatRequest(FormattedRequest, ToolRequest):
-    messages: list[dict[str, Any]]
+    messages: Objects
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -180,7 +203,7 @@ class ChatRequest(FormattedRequest, ToolRequest):
 
 
 class CompletionRequest(FormattedRequest):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | Ids | Annotated[list[Ids], _FailFast()]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool | None = None
@@ -209,18 +232,18 @@ class TokenizeRequest(ApiModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(ApiModel):
     model: str | None = None
-    tokens: list[int]
+    tokens: Ids
 
 
 def checked_logprobs(name: str, value: int, most: int) -> int:

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from paceline.outputs import RequestOutput
 from paceline.server import render
+from paceline.server.body import new_router
 from paceline.server.errors import as_api_error, bad
 from paceline.server.features import ModelFeatures
 from paceline.server.fields import is_neutral
-from paceline.server.protocol import ToolRequest
+from paceline.server.protocol import Objects, Texts, ToolRequest
 from paceline.server.response_input import TOOL_NAMES, choice_of, messages_of, tools_of
 from paceline.server.response_items import Items
 from paceline.server.service import Job, Service, new_id
@@ -37,14 +38,14 @@ _UNSERVED: dict[str, tuple[Any, ...]] = {
 
 
 class ResponsesRequest(ToolRequest):
-    input: str | list[dict[str, Any]]
+    input: str | Objects
     instructions: str | None = None
     max_output_tokens: int | None = None
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     previous_response_id: str | None = None
     conversation: str | dict[str, Any] | None = None
     prompt: dict[str, Any] | None = None
@@ -94,7 +95,7 @@ class ResponsesRequest(ToolRequest):
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.post("/v1/responses", response_model=None)
     async def responses(request: ResponsesRequest, raw: Request) -> Response | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -11,6 +12,7 @@ from starlette.responses import Response
 import paceline
 from paceline.prompts import check_ids
 from paceline.sampling_params import SamplingParams
+from paceline.server.body import new_router
 from paceline.server.errors import ApiError, bad
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.service import Service
@@ -19,7 +21,7 @@ from paceline.server.turn import Asked, prepare
 
 
 def router(service: Service) -> APIRouter:
-    routes = APIRouter()
+    routes = new_router()
 
     @routes.get("/v1/models", response_model=None)
     async def models() -> Response:
@@ -107,6 +109,9 @@ def _model(service: Service, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
+        "type": "model",  # this, the display name and the time as text are Anthropic's
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(service.started, UTC).isoformat().replace("+00:00", "Z"),
         "created": service.started,
         "owned_by": "paceline",
         "root": service.model_name,

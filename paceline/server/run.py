@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 import uvicorn
 
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.server.app import build_app
+from paceline.server.connection import Connection
 from paceline.server.settings import ServerSettings
+from paceline.structured.compiler import is_compiling
 
 log = logging.getLogger("paceline.server")
 
@@ -75,8 +78,22 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
 
+def end_process(code: int) -> NoReturn:
+    """Exit, also while a grammar is being compiled that may take for ever."""
+    if is_compiling():
+        log.info("a grammar is still being compiled; the process ends without it")
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+    raise SystemExit(code)
+
+
 def take_port(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: clients are refused until the model is there. Raises ConfigError."""
+    if not host:  # to the system it means every address
+        raise ConfigError("--host: empty; use 127.0.0.1, or 0.0.0.0 to let other machines in")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     taken = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -110,6 +127,7 @@ def serve(
 
     config = uvicorn.Config(
         build_app(engine, settings, on_death=stop),
+        http=Connection,
         log_config=None,
         access_log=access_log,
         server_header=False,

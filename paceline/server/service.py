@@ -91,6 +91,16 @@ class Service:
             raise bad("num_speculative_tokens", wanted, "use 0 (plain decoding) or more")
         return wanted
 
+    def check_choices(self, prompts: int, n: int) -> None:
+        """Whether so many can run or wait at all. Raises ApiError."""
+        if prompts * n > self.engine.capacity:
+            raise ApiError(
+                400,
+                f"prompt: {prompts} prompts with n={n} are more than the {self.engine.capacity} choices "
+                "that can run or wait here; send fewer at a time",
+                param="n" if prompts == 1 else "prompt",
+            )
+
     @asynccontextmanager
     async def run(
         self,
@@ -109,13 +119,7 @@ class Service:
         grammar_field: what asked for the grammar in params. counter: a new one for each choice.
         Raises what `AsyncLLM.submit` raises, and ApiError for a grammar that does not compile.
         """
-        if len(prompts) * params.n > self.engine.capacity:
-            raise ApiError(
-                400,
-                f"prompt: {len(prompts)} prompts with n={params.n} are more than the {self.engine.capacity} choices "
-                "that can run or wait here; send fewer at a time",
-                param="n" if len(prompts) == 1 else "prompt",
-            )
+        self.check_choices(len(prompts), params.n)
         begin = time.perf_counter()
         drafts = self.drafts(num_speculative_tokens)
         async with AsyncExitStack() as stack:

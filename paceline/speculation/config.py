@@ -11,7 +11,8 @@ from typing import Any, Literal
 from paceline.errors import ConfigError
 from paceline.values import as_integer, as_number, shown
 
-METHODS = ("ngram", "dflash", "dflash2", "dspark", "draft_model")
+METHODS = ("ngram", "dflash", "dflash2", "dspark", "draft_model", "mtp")
+ALIASES = {"qwen3_5_mtp": "mtp", "qwen3_next_mtp": "mtp"}  # vLLM's older names, by model
 MAX_SPECULATIVE_TOKENS = 128
 MAX_LOOKUP = 64
 DEFAULT_NGRAM_TOKENS = 7
@@ -19,6 +20,7 @@ DEFAULT_LOOKUP = (2, 4)
 
 QUANTIZATIONS = ("none", "int8", "int8_channel", "int4")
 DEFAULT_DRAFT_MODEL_TOKENS = 5
+DEFAULT_MTP_TOKENS = 5
 
 KNOWN_KEYS = (
     "method",
@@ -51,7 +53,8 @@ _NOT_USED: dict[str, str] = {
     "disable_eagle_block_drop": _GPU,
     "use_local_argmax_reduction": _PARALLEL,
     "use_heterogeneous_vocab": "a drafter must share the target's vocabulary; remove it",
-    "parallel_drafting": "dflash, dflash2 and dspark always draft in parallel, a draft_model never; remove it",
+    "parallel_drafting": "dflash, dflash2 and dspark always draft in parallel, draft_model and mtp never; remove it",
+    "index_share_for_mtp_iteration": "layers with sparse indices are not supported; remove it",
     "num_speculative_tokens_per_batch_size": _ADAPTIVE,
     "speculative_token_tree": "a fixed tree is not supported; use tree_budget, which grows one for each step",
     "suffix_decoding_max_tree_depth": "suffix decoding is not supported; use the method ngram",
@@ -75,7 +78,8 @@ class SpeculativeConfigError(ConfigError, ValueError):
 class SpeculativeConfig:
     """How drafts are made.
 
-    method: one of METHODS. model: the drafter (path or known name), for all but ngram. num_speculative_tokens: most
+    method: one of METHODS. model: the drafter (path or known name), for all but ngram; for mtp only where the layer is
+    not in the target's own folder. num_speculative_tokens: most
     drafts per step; None = what the drafter was trained for. prompt_lookup_min, prompt_lookup_max: n-gram lengths, for
     ngram; with another method they ask for both: prompt lookup where it finds something better, else the drafter.
     quantization: of the drafter's matrices and its rows of the head; None = int8, none beside a target in fp32;
@@ -158,6 +162,8 @@ def _complete(values: dict[str, Any]) -> SpeculativeConfig:
                 "speculative config: method draft_model needs model: a smaller model with the same tokenizer"
             )
         tokens = tokens or DEFAULT_DRAFT_MODEL_TOKENS
+    elif method == "mtp":
+        tokens = tokens or DEFAULT_MTP_TOKENS
     low = high if low is None else low  # vLLM's rule: one of them alone stands for both
     high = low if high is None else high
     if low is not None and high is not None and low > high:
@@ -218,6 +224,7 @@ def _method(method: Any, model: str | None, values: dict[str, Any]) -> str:
             return next((name for name in ("dspark", "dflash2", "dflash") if name in plain), "draft_model")
         if "prompt_lookup_max" in values or "prompt_lookup_min" in values:
             return "ngram"
+    method = ALIASES.get(method, method) if isinstance(method, str) else method
     if method not in METHODS:
         raise SpeculativeConfigError(
             f"speculative config: method={shown(method)}: not supported; use one of {', '.join(METHODS)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -76,3 +76,15 @@ class Drafter(Protocol):
     def finish(self, sequence: Any) -> None:
         """The sequence ended, or lost its blocks and will be observed from its beginning again: drop its state. Unknown
         sequences are ignored."""
+
+
+@runtime_checkable
+class Finder(Protocol):
+    """A drafter some of whose drafts are at hand before a length is chosen, and cost nothing."""
+
+    asks: bool  # whether it can make drafts where none are at hand
+
+    def find(self, sequences: Sequence[Any], rooms: Sequence[int], able: Sequence[bool]) -> list[list[float]]:
+        """Called in each step before `propose`, which then hands out what was found. Per sequence, for at most rooms[i]
+        drafts that are at hand, the chance of each that it is kept together with those before it; [] for a sequence
+        without any, or for which it is better to make some (able[i]: the drafter has seen it and may be asked)."""

@@ -17,6 +17,7 @@ from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.draft_model import DraftModelProposer
 from paceline.speculation.drafting import Drafter
 from paceline.speculation.hybrid import HybridProposer
+from paceline.speculation.mtp import MTPProposer
 from paceline.speculation.ngram import NgramProposer
 from paceline.values import shown
 from paceline.weights.checkpoint import Checkpoint
@@ -24,6 +25,7 @@ from paceline.weights.quantise import check_quantization
 
 log = logging.getLogger(__name__)
 
+LOOKUP_TOO = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 SHIPPED = Path(__file__).parent.parent / "drafters"
 
 
@@ -61,30 +63,32 @@ def make_drafter(
 ) -> tuple[SpeculativeConfig | None, Drafter | None]:
     """The parsed configuration and its drafter; (None, None) for plain decoding.
 
-    "auto": the drafter that ships for this target, else prompt lookup. More drafts than a drafter was trained for are
-    worth a warning, or with allow_longer_drafts=False an error. Raises ConfigError.
+    "auto": the drafter that ships for this target beside prompt lookup, else prompt lookup alone. More drafts than a
+    drafter was trained for are worth a warning, or with allow_longer_drafts=False an error. Raises ConfigError.
     """
     if config is None:
         return None, None
     if config == "auto":
         folder = shipped_drafter(target)
-        parsed = SpeculativeConfig.parse({"method": "dflash", "model": str(folder)} if folder else {"method": "ngram"})
+        parsed = SpeculativeConfig.parse(
+            {"method": "dflash", "model": str(folder), **LOOKUP_TOO} if folder else {"method": "ngram"}
+        )
     else:
         parsed = SpeculativeConfig.parse(config)
     if parsed.method == "ngram":
         assert parsed.num_speculative_tokens is not None
-        return parsed, _lookup(parsed, parsed.num_speculative_tokens)
-    make = _draft_model if parsed.method == "draft_model" else _block_drafter
-    drafter = make(parsed, target, sampler, allow_longer_drafts)
+        return parsed, _lookup(parsed, parsed.num_speculative_tokens, sampler)
+    makers: dict[str, Any] = {"draft_model": _draft_model, "mtp": _predictor}
+    drafter: Drafter = makers.get(parsed.method, _block_drafter)(parsed, target, sampler, allow_longer_drafts)
     if parsed.prompt_lookup_min is None:
         return parsed, drafter
-    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts), drafter, sampler)
+    return parsed, HybridProposer(_lookup(parsed, drafter.max_drafts, sampler), drafter, sampler)
 
 
-def _lookup(parsed: SpeculativeConfig, length: int) -> NgramProposer:
+def _lookup(parsed: SpeculativeConfig, length: int, sampler: SamplerMode) -> NgramProposer:
     low, high = parsed.prompt_lookup_min, parsed.prompt_lookup_max
     assert low is not None and high is not None
-    return NgramProposer(low, high, length)
+    return NgramProposer(low, high, length, sampler)
 
 
 def _draft_model(
@@ -119,6 +123,18 @@ def _draft_model(
         max_model_len=target.max_model_len,
     )
     return DraftModelProposer(model, target.vocab_size, parsed.num_speculative_tokens, sampler)
+
+
+def _predictor(parsed: SpeculativeConfig, target: TargetModel, sampler: SamplerMode, allow_longer: bool) -> MTPProposer:
+    """The multi-token-prediction layer of the target's own folder, or of another one."""
+    from paceline.models.mtp import Predictor
+    from paceline.weights.checkpoint import open_checkpoint
+    from paceline.weights.store import resolve_model
+
+    assert parsed.num_speculative_tokens is not None
+    checkpoint = target.checkpoint if parsed.model is None else open_checkpoint(resolve_model(parsed.model))
+    predictor = Predictor(checkpoint, target, quantization=parsed.quantization)
+    return MTPProposer(predictor, parsed.num_speculative_tokens, sampler)
 
 
 def check_vocabulary(checkpoint: Checkpoint, target: TargetModel) -> None:

@@ -2,8 +2,8 @@
 
 Lookup costs nothing and is right where a text repeats itself; a drafter costs a pass and is right more often. Where
 lookup finds something, the expected tokens of both are compared, by the running acceptance of each in this request (and
-in others, at first), with the drafter's own time counted against it. What lookup would have guessed is also scored when
-the drafter was asked, against the tokens that were committed.
+in others, at first), with the drafter's own time counted against it. Lookup's guesses are scored when the drafter was
+asked, too. While the drafter rests, because it does not pay, lookup goes on alone.
 """
 
 from __future__ import annotations
@@ -12,50 +12,24 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from paceline.sampling import DraftProbs, SamplerMode
 from paceline.speculation.drafting import Drafter, Proposal, SequenceView
 from paceline.speculation.length import FORGET, Acceptance
-from paceline.speculation.ngram import NgramProposer
+from paceline.speculation.ngram import PRIOR_FORGET, NgramProposer, agreement
 
 RETRY = 16  # drafts by lookup in a row after which the drafter is asked once, to know what it is worth now
 ASSUMED_SHARE = 0.1  # of a step that the drafter takes, until it was timed
 TIMES = 15  # steps whose median counts
 
 
-@dataclass(slots=True)
-class _Source:
-    """Running acceptance of one source of drafts."""
-
-    own: dict[Hashable, Acceptance] = field(default_factory=dict)
-    overall: Acceptance = field(default_factory=Acceptance)
-
-    def observe(self, name: Hashable, drafted: int, accepted: int) -> None:
-        self.overall.observe(drafted, accepted, 0.999)
-        self.own.setdefault(name, Acceptance()).observe(drafted, accepted, FORGET)
-
-    def expected(self, name: Hashable, length: int, *, alone: bool) -> float:
-        """Tokens of a step that drafts `length` of them, the target's own included. alone: whatever other requests
-        showed."""
-        own = self.own.get(name, Acceptance())
-        return 1.0 + sum(own.survival(length, None if alone else self.overall))
-
-
-@dataclass(slots=True)
-class _Last:
-    """What was drafted for a sequence at `position`, to be scored once its tokens are known."""
-
-    position: int
-    guess: list[int]  # of lookup, used or not
-    drafts: list[int]  # of the drafter, if it was asked
-
-
 class HybridProposer:
     """In mode "rejection" the text depends on the drafts, so the clock and other requests are kept out of the choice
     there."""
+
+    asks = True
 
     def __init__(self, lookup: NgramProposer, drafter: Drafter, sampler: SamplerMode = "coupled") -> None:
         self.name = f"ngram or {drafter.name}"
@@ -69,12 +43,19 @@ class HybridProposer:
         self.tree_budget = getattr(drafter, "tree_budget", None)
         self.window = 0
         self.chosen = {"ngram": 0, drafter.name: 0}  # drafts by source
-        self._sources = {"ngram": _Source(), drafter.name: _Source()}
-        self._last: dict[Hashable, _Last] = {}
+        self._overall = Acceptance()  # of the drafter
+        self._own: dict[Hashable, Acceptance] = {}
+        self._drafted: dict[Hashable, tuple[int, list[int]]] = {}  # length of the text then, and the drafts
+        self._found: set[Hashable] = set()  # whose turn is lookup's
         self._in_a_row: dict[Hashable, int] = {}
         self._shares: deque[float] = deque(maxlen=TIMES)
         self._begin: float | None = None
         self._spent = 0.0
+
+    @property
+    def context_rows(self) -> int:
+        """Of the drafter's last turn."""
+        return int(getattr(self.drafter, "context_rows", 0))
 
     def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
         return self.drafter.cache_bytes(blocks, max_num_seqs)
@@ -83,14 +64,23 @@ class HybridProposer:
         self.drafter.bind(blocks, max_num_seqs)
         self.window = self.drafter.window
 
-    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
+    def find(self, sequences: Sequence[SequenceView], rooms: Sequence[int], able: Sequence[bool]) -> list[list[float]]:
+        """See `Finder`."""
         self._time_step()
-        guesses, neural = [], []
-        for sequence, limit in zip(sequences, limits, strict=True):
+        self._found.clear()
+        out = []
+        survivals = self.lookup.find(sequences, rooms, able)
+        for sequence, room, ok, survival in zip(sequences, rooms, able, survivals, strict=True):
             self._score(sequence)
-            guess = self.lookup.guess(sequence, limit) if limit else []
-            guesses.append(guess)
-            neural.append(0 if not limit or self._prefers_lookup(sequence.request_id, guess, limit) else limit)
+            if survival and (not ok or self._prefers_lookup(sequence.request_id, survival, room)):
+                self._found.add(sequence.request_id)
+                out.append(survival)
+            else:
+                out.append([])
+        return out
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
+        neural = [0 if s.request_id in self._found else limit for s, limit in zip(sequences, limits, strict=True)]
         made = Proposal([[] for _ in sequences])
         if any(neural):
             begin = time.perf_counter()
@@ -98,11 +88,12 @@ class HybridProposer:
             self._spent = time.perf_counter() - begin
         drafts = []
         for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
-            drafts.append(made.drafts[i] if neural[i] else guesses[i])
+            name = sequence.request_id
+            drafts.append(made.drafts[i] if neural[i] or not limit else self.lookup.guess(sequence, limit))
             if not limit:
                 continue
-            name = sequence.request_id
-            self._last[name] = _Last(len(sequence.token_ids), guesses[i], list(made.drafts[i]))
+            if neural[i]:
+                self._drafted[name] = (len(sequence.token_ids), list(made.drafts[i]))
             self._in_a_row[name] = 0 if neural[i] else self._in_a_row.get(name, 0) + 1
             self.chosen[self.drafter.name if neural[i] else "ngram"] += 1
         confidence = made.confidence
@@ -111,27 +102,22 @@ class HybridProposer:
         probs = with_certain(made.probs, drafts, [n > 0 for n in neural])
         return Proposal(drafts, probs, confidence, made.trees)  # made.trees has none where lookup was preferred
 
-    def _prefers_lookup(self, name: Hashable, guess: list[int], limit: int) -> bool:
-        if not guess:
-            return False
+    def _prefers_lookup(self, name: Hashable, survival: Sequence[float], limit: int) -> bool:
         if self._in_a_row.get(name, 0) >= RETRY:
             return False
         alone = self.sampler == "rejection"
         share = statistics.median(self._shares) if self._shares and not alone else ASSUMED_SHARE
-        lookup = self._sources["ngram"].expected(name, len(guess), alone=alone)
-        return lookup >= self._sources[self.drafter.name].expected(name, limit, alone=alone) * (1.0 - share)
+        own = self._own.get(name, Acceptance())
+        drafter = 1.0 + sum(own.survival(limit, None if alone else self._overall))
+        return 1.0 + sum(survival) >= drafter * (1.0 - share)
 
     def _score(self, sequence: SequenceView) -> None:
-        """What became of the last drafts, from the tokens committed since."""
-        last = self._last.pop(sequence.request_id, None)
-        if last is None:
-            return
-        came = sequence.token_ids[last.position :]
-        for source, guess in (("ngram", last.guess), (self.drafter.name, last.drafts)):
-            kept = next((j for j, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), None)
-            tested = min(len(guess), len(came)) if kept is None else len(guess)
-            if tested:
-                self._sources[source].observe(sequence.request_id, tested, tested if kept is None else kept)
+        """What became of the drafter's last drafts, from the tokens committed since."""
+        length, drafts = self._drafted.pop(sequence.request_id, (0, []))
+        tested, kept = agreement(drafts, sequence.token_ids[length:])
+        if tested:
+            self._overall.observe(tested, kept, PRIOR_FORGET)
+            self._own.setdefault(sequence.request_id, Acceptance()).observe(tested, kept, FORGET)
 
     def _time_step(self) -> None:
         """The drafter's share of the last step, which lasted until now."""
@@ -145,10 +131,9 @@ class HybridProposer:
 
     def finish(self, sequence: SequenceView) -> None:
         name = sequence.request_id
-        for source in self._sources.values():
-            source.own.pop(name, None)
-        self._last.pop(name, None)
-        self._in_a_row.pop(name, None)
+        for kept in (self._own, self._drafted, self._in_a_row):
+            kept.pop(name, None)
+        self._found.discard(name)
         self.lookup.finish(sequence)
         self.drafter.finish(sequence)
 

@@ -21,7 +21,9 @@ FORGET = 0.97  # weight of a request's past at each of its drafts
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
-EXPLORE_SHARE = 0.003  # and about as much to passes of other sizes, so that their costs are known
+EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain ones, so that their costs are known
+PLAIN_STEPS = 4  # in a row, when plain decoding is what is tried: only from the second on does it run at its own speed
+MOST_CURIOSITY = 2.0  # steps whose time is saved up for these, at most
 LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
@@ -102,7 +104,11 @@ def _allot(drafts: Sequence[tuple[float, int, int]], requests: int) -> list[int]
 
 
 def best_lengths(
-    survivals: Sequence[Sequence[float]], verify: Costs, draft: Callable[[int], float], other_rows: int = 0
+    survivals: Sequence[Sequence[float]],
+    verify: Costs,
+    draft: Callable[[int], float],
+    other_rows: int = 0,
+    found: Sequence[bool] = (),
 ) -> tuple[list[int], float]:
     """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step, and how
     many times those of a plain step that is.
@@ -110,17 +116,18 @@ def best_lengths(
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
     be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
     pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
-    once whatever the drafts do. Draft tokens are admitted in order of their survival, as many as make the ratio
-    largest.
+    once whatever the drafts do. found: requests whose drafts are at hand and take no time. Draft tokens are admitted in
+    order of their survival, as many as make the ratio largest.
     """
     rows = len(survivals) + other_rows
     order = _by_survival(survivals)
     plain = rows / verify.seconds(rows)
     best, best_rate = 0, plain
-    expected = float(rows)
-    for n, (negative, _, _) in enumerate(order, 1):
+    expected, drawn = float(rows), 0
+    for n, (negative, i, _) in enumerate(order, 1):
         expected -= negative
-        rate = expected / (draft(n) + verify.seconds(rows + n))
+        drawn += not (found and found[i])
+        rate = expected / ((draft(drawn) if drawn else 0.0) + verify.seconds(rows + n))
         if rate > best_rate:
             best, best_rate = n, rate
     return _allot(order[:best], len(survivals)), best_rate / plain
@@ -163,6 +170,10 @@ def _admitted(survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds
     return _allot(order[:best], len(survivals))
 
 
+def _no_seconds(_: int) -> float:
+    return 0.0
+
+
 class DraftLengthPolicy:
     """Chooses draft lengths for the requests of a step and learns from what became of them.
 
@@ -185,21 +196,39 @@ class DraftLengthPolicy:
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
+        self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
+        self._plain_steps = 0  # that are still to come, of those that are tried
+        self._drafted = False  # whether the last step had drafts
         self._hopeless = 0  # steps in a row
         self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
         self._patience = 1
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
 
-    def choose(self, requests: Sequence[int], limits: Sequence[int], other_rows: int = 0) -> list[int]:
+    def choose(
+        self,
+        requests: Sequence[int],
+        limits: Sequence[int],
+        other_rows: int = 0,
+        found: Sequence[Sequence[float]] = (),
+    ) -> list[int]:
         """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time. other_rows: rows of
-        the pass that belong to others."""
+        the pass that belong to others. found[i]: survival of drafts of request i that are at hand and take no time, as
+        many as its limit; empty where the drafter has to make them."""
         rows = len(requests) + other_rows
-        lengths = self._choose(requests, limits, rows) if self.worthwhile else [0] * len(requests)
+        lengths = self._choose(requests, limits, rows, found or [()] * len(requests))
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
+
+    def observe_step(self, rows: int, drafts: int, seconds: float) -> None:
+        """What a step with so many drafts in its rows took beside making them. A plain step right behind one with
+        drafts does not count: what it needs may have been pushed out of the caches by what drafts need, so that it
+        tells of neither way of decoding."""
+        if drafts or not self._drafted:
+            self.verify.observe(rows, seconds)
+        self._drafted = bool(drafts)
 
     def saved(self, rows: int, limit: int) -> float:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
@@ -212,51 +241,87 @@ class DraftLengthPolicy:
         price = self.verify.seconds(rows + length) + self._draft_seconds(1, length) - plain
         return max(0.0, more * plain / rows - price) / (1.0 + more)
 
-    def _choose(self, requests: Sequence[int], limits: Sequence[int], rows: int) -> list[int]:
-        survivals = [
-            self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit)
-            for r, limit in zip(requests, limits, strict=True)
-        ]
-        draft = partial(self._draft_seconds, len(requests))
-        if self.whole:  # however few of them will be verified
-            draft = partial(self._whole_seconds, draft(sum(limits)))
-        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests))
-        self._gain += (gain - self._gain) / GAIN_STEPS
-        if self._gain < 1.0 + FOLLOW_SHARE and self._hope(limits, rows)[1] < 1.0 + UPSIDE:
-            self._rest(rows)
+    def _choose(
+        self, requests: Sequence[int], limits: Sequence[int], rows: int, found: Sequence[Sequence[float]]
+    ) -> list[int]:
+        if self._plain_steps:
+            self._plain_steps -= 1
             return [0] * len(requests)
-        idle = [i for i, limit in enumerate(limits) if limit and not lengths[i]]
+        at_hand = [len(row) > 0 for row in found]
+        asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        if not self.worthwhile or not any(asked):
+            lengths, _ = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand)
+            return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
+        survivals = [
+            row or (self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit))
+            for r, limit, row in zip(requests, limits, found, strict=True)
+        ]
+        draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
+        if self.whole:  # however few of them will be verified
+            draft = partial(self._whole_seconds, draft(sum(asked)))
+        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand)
+        alone = [0] * len(requests)
+        if any(at_hand):  # what the drafter brings beside them
+            alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand)
+            gain /= without
+        self._gain += (gain - self._gain) / GAIN_STEPS
+        if self._gain < 1.0 + FOLLOW_SHARE and self._hope(asked, rows)[1] < 1.0 + UPSIDE:
+            self._rest(rows)
+            return alone
+        idle = [i for i, limit in enumerate(asked) if limit and not lengths[i]]
         if idle:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
             if not self.whole:
-                lengths = self._explore(survivals, lengths, rows)
+                lengths = self._explore(survivals, at_hand, lengths, rows)
         if self.whole:
-            lengths = [limit if length else 0 for length, limit in zip(lengths, limits, strict=True)]
+            lengths = [
+                limit if length and not free else length
+                for length, limit, free in zip(lengths, limits, at_hand, strict=True)
+            ]
         return lengths
 
-    def _explore(self, survivals: Sequence[Sequence[float]], lengths: list[int], rows: int) -> list[int]:
-        """The lengths, or now and then those of a pass one knot larger or smaller: costs that look high for no good
-        reason would otherwise never be seen again."""
-        drafts = sum(lengths)
-        now = self.verify.seconds(rows + drafts) + self._draft_seconds(len(lengths), drafts)
+    def _explore(
+        self, survivals: Sequence[Sequence[float]], found: Sequence[bool], lengths: list[int], rows: int
+    ) -> list[int]:
+        """The lengths, or now and then those of a pass one knot larger or smaller, or of a few plain ones: costs that
+        look high for no good reason would otherwise never be seen again."""
+        now = self._step_seconds(lengths, found, rows)
+        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+
+        def lost(tried: Sequence[int], expected: float) -> float:
+            """Against as many tokens at the rate that was chosen."""
+            return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
+
+        plain = [0] * len(lengths)
+        price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
+        self._plain_curiosity = min(self._plain_curiosity + EXPLORE_SHARE * now, MOST_CURIOSITY * now)
+        if price <= self._plain_curiosity:
+            self._plain_curiosity -= price
+            self._plain_steps = PLAIN_STEPS - 1
+            return plain
         self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
         self._upwards = not self._upwards
+        drafts = sum(lengths)
         above, below = neighbours(rows + drafts)
         other = min(above - rows, sum(map(len, survivals))) if self._upwards else max(below - rows, 0)
         if other == drafts:
             return lengths
-        seconds = self.verify.seconds(rows + other) + (self._draft_seconds(len(lengths), other) if other else 0.0)
         tried, expected = likeliest(survivals, other)
-        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
-        lost = seconds - (rows + expected) * now / planned  # against as many tokens at the rate that was chosen
-        if lost > self._curiosity:
+        price = max(lost(tried, expected), LEAST_PRICE * now)
+        if price > self._curiosity:
             return lengths
-        self._curiosity -= max(lost, LEAST_PRICE * now)
+        self._curiosity -= price
         return tried
+
+    def _step_seconds(self, lengths: Sequence[int], found: Sequence[bool], rows: int) -> float:
+        """Of a step in which the drafter makes the drafts that are not at hand."""
+        made = [length for length, free in zip(lengths, found, strict=True) if length and not free]
+        drafting = self._draft_seconds(len(made), sum(made)) if made else 0.0
+        return self.verify.seconds(rows + sum(lengths)) + drafting
 
     @staticmethod
     def _whole_seconds(seconds: float, _: int) -> float:

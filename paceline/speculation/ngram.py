@@ -14,8 +14,11 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from paceline.sampling import SamplerMode
 from paceline.speculation.drafting import Proposal, SequenceView
+from paceline.speculation.length import FORGET, Acceptance
 
+PRIOR_FORGET = 0.999  # weight of what other requests showed, at each guess
 _TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
 
 
@@ -105,17 +108,27 @@ class NgramIndex:
 
 class NgramProposer:
     """Prompt lookup over prompt and output of each sequence, as a drafter of the step loop. An index follows its
-    sequence's text by itself: it takes in what is new, and forgets what was cut off."""
+    sequence's text by itself: it takes in what is new, and forgets what was cut off.
+
+    Every guess is scored against the tokens that came, whether or not it was used: a guess costs nothing, so what one
+    is worth is always known. In mode "rejection" the text depends on the drafts, so other requests are kept out of it.
+    """
 
     name = "ngram"
     taps: tuple[int, ...] = ()
     window = 0
+    asks = False
 
-    def __init__(self, prompt_lookup_min: int, prompt_lookup_max: int, max_drafts: int) -> None:
+    def __init__(
+        self, prompt_lookup_min: int, prompt_lookup_max: int, max_drafts: int, sampler: SamplerMode = "coupled"
+    ) -> None:
         self.max_drafts = max_drafts
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
         NgramIndex(*self._sizes)  # checks them
         self._indexes: dict[Hashable, NgramIndex] = {}
+        self._prior = None if sampler == "rejection" else Acceptance()
+        self._own: dict[Hashable, Acceptance] = {}
+        self._guessed: dict[Hashable, tuple[int, list[int]]] = {}  # length of the text then, and the guess
 
     def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
         return 0
@@ -123,11 +136,26 @@ class NgramProposer:
     def bind(self, blocks: int, max_num_seqs: int) -> None:
         """Nothing to prepare."""
 
+    def find(self, sequences: Sequence[SequenceView], rooms: Sequence[int], able: Sequence[bool]) -> list[list[float]]:
+        """See `Finder`."""
+        out = []
+        for sequence, room in zip(sequences, rooms, strict=True):
+            name = sequence.request_id
+            self._score(sequence)
+            guess = self.guess(sequence, room)
+            if guess:
+                self._guessed[name] = (len(sequence.token_ids), guess)
+            out.append(self._own.get(name, Acceptance()).survival(len(guess), self._prior))
+        return out
+
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
         return Proposal([self.guess(s, limit) for s, limit in zip(sequences, limits, strict=True)])
 
     def guess(self, sequence: SequenceView, max_drafts: int) -> list[int]:
         """At most max_drafts guesses of the tokens after sequence.token_ids; [] if nothing like them came before."""
+        length, guess = self._guessed.get(sequence.request_id, (-1, []))
+        if length == len(sequence.token_ids) and len(guess) >= max_drafts:
+            return guess[:max_drafts]
         return self._synchronised(sequence).propose(max_drafts)
 
     def observe(self, items: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
@@ -135,7 +163,17 @@ class NgramProposer:
 
     def finish(self, sequence: SequenceView) -> None:
         """The sequence ended: drop its index. Unknown sequences are ignored."""
-        self._indexes.pop(sequence.request_id, None)
+        for kept in (self._indexes, self._own, self._guessed):
+            kept.pop(sequence.request_id, None)
+
+    def _score(self, sequence: SequenceView) -> None:
+        """What became of the last guess, from the tokens committed since."""
+        length, guess = self._guessed.pop(sequence.request_id, (0, []))
+        tested, kept = agreement(guess, sequence.token_ids[length:])
+        if tested:
+            if self._prior is not None:
+                self._prior.observe(tested, kept, PRIOR_FORGET)
+            self._own.setdefault(sequence.request_id, Acceptance()).observe(tested, kept, FORGET)
 
     def _synchronised(self, sequence: SequenceView) -> NgramIndex:
         index = self._indexes.get(sequence.request_id)
@@ -147,3 +185,10 @@ class NgramProposer:
         if len(index) < len(text):
             index.extend(text[len(index) :])
         return index
+
+
+def agreement(guess: Sequence[int], came: Sequence[int]) -> tuple[int, int]:
+    """How many guesses the tokens that came put to the test, and how many of them were right up to the first that was
+    not."""
+    kept = next((j for j, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), None)
+    return (min(len(guess), len(came)),) * 2 if kept is None else (len(guess), kept)

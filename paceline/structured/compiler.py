@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from paceline.errors import QueueFullError
 from paceline.sampling_params import SamplingParams
 from paceline.structured.constraint import GrammarConstraint
 from paceline.structured.marker import Marker
@@ -24,6 +28,13 @@ log = logging.getLogger(__name__)
 
 CACHED_GRAMMARS = 64
 COMPILE_SECONDS = 10.0
+# A compiler cannot be stopped. Those that nobody waits for any more count too, so that a flood of hostile grammars
+# takes neither all cores nor all memory.
+MAX_COMPILING = 4
+THREAD_NAME = "paceline-grammar"
+YIELD_AFTER = 1.0  # seconds; then the thread gets a processor only where the steps leave one
+LATE = 15  # its niceness from then on
+FRESH_SECONDS = 0.5  # of a processor: a step may wait this long for a matcher that shares nothing with others
 # The compiler descends into chains of rules and references: some thousands of them overflow an ordinary stack, which
 # would end the process. The stack is address space until it is used.
 STACK_BYTES = 256 << 20
@@ -35,10 +46,14 @@ _stack_size = threading.Lock()
 
 
 class CompiledGrammar:
-    """A grammar with its model's vocabulary. `matcher` objects share what the lexer learns."""
+    """A grammar with its model's vocabulary. `matcher` objects share what the lexer learns. spent: one of them met a
+    limit, and this grammar takes too long to be compiled again between two steps; the next request needs a new one."""
 
-    def __init__(self, source: str, vocabulary: Vocabulary, prototype: Any) -> None:
+    def __init__(self, source: str, vocabulary: Vocabulary, prototype: Any, seconds: float = 0.0) -> None:
+        """seconds: of a processor, that it took to compile."""
         self.vocabulary = vocabulary
+        self.spent = False
+        self._seconds = seconds
         self._source = source
         self._prototype = prototype
         self._lock = threading.Lock()
@@ -50,8 +65,12 @@ class CompiledGrammar:
             return self._prototype.deep_copy()
 
     def fresh_matcher(self) -> Any:
-        """A matcher at the beginning that shares nothing: what others learnt may have used up its limits."""
+        """A matcher at the beginning that shares nothing: what others learnt may have used up its limits. Called
+        between two steps; where compiling takes long, it is one that shares, after all."""
         with self._lock:
+            if self._seconds > FRESH_SECONDS:
+                self.spent = True
+                return self._prototype.deep_copy()
             self._prototype = new_matcher(self._source, self.vocabulary)
             return self._prototype.deep_copy()
 
@@ -82,6 +101,7 @@ class GrammarCompiler:
         self._vocabulary: Vocabulary | None = None
         self._lock = threading.Lock()
         self._grammars: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._places = threading.BoundedSemaphore(MAX_COMPILING)
         self._markers: dict[str, Marker] = {}
 
     @property
@@ -92,17 +112,19 @@ class GrammarCompiler:
             return self._vocabulary
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """The grammar, from the cache if it was asked for before. Takes at most some ten seconds and may be called
-        beside a running engine. Raises StructuredOutputsError, which names the field, for what does not compile."""
+        """The grammar, from the cache if it was asked for before. Takes at most some ten seconds, as many again where
+        others are being compiled, and may be called beside a running engine. Raises StructuredOutputsError, which names
+        the field, for what does not compile, and QueueFullError where others take too long."""
         vocabulary = self.vocabulary
         try:
             source = grammar_source(params)
         except (ValueError, RecursionError) as error:
             raise _refused(params, str(error)) from None
         with self._lock:
-            if source in self._grammars:
+            known = self._known(source)
+            if known is not None:
                 self._grammars.move_to_end(source)
-                return self._grammars[source]
+                return known
         grammar = self._build(params, source, vocabulary)
         with self._lock:
             self._grammars[source] = grammar
@@ -119,7 +141,11 @@ class GrammarCompiler:
         except (ValueError, RecursionError):
             return False
         with self._lock:
-            return source in self._grammars
+            return self._known(source) is not None
+
+    def _known(self, source: str) -> CompiledGrammar | None:
+        found = self._grammars.get(source)
+        return None if found is None or found.spent else found
 
     def prepare(self, params: Iterable[SamplingParams]) -> None:
         """Compile what these requests will need. Raises as `compile` does."""
@@ -159,21 +185,21 @@ class GrammarCompiler:
         token = None if text is None else self._tokenizer.backend.token_to_id(text)
         return token if token is not None and token < self._vocab_size else None
 
-    @staticmethod
-    def _build(params: StructuredOutputsParams, source: str, vocabulary: Vocabulary) -> CompiledGrammar:
+    def _build(self, params: StructuredOutputsParams, source: str, vocabulary: Vocabulary) -> CompiledGrammar:
         outcome: list[CompiledGrammar | str] = []
 
         def work() -> None:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             matcher = new_matcher(source, vocabulary)
+            seconds = time.thread_time() - begin
             if matcher.is_error():
                 outcome.append(matcher.get_error())
                 return
-            grammar = CompiledGrammar(source, vocabulary, matcher)
+            grammar = CompiledGrammar(source, vocabulary, matcher, seconds)
             if grammar.mask(matcher) is None:  # also warms up the lexer
                 outcome.append(matcher.get_error() or "no token can begin the output")
                 return
-            log.debug("grammar of %d characters: %.3f s", len(source), time.perf_counter() - begin)
+            log.debug("grammar of %d characters: %.3f s", len(source), seconds)
             outcome.append(grammar)
 
         def guarded() -> None:
@@ -181,12 +207,29 @@ class GrammarCompiler:
                 work()
             except BaseException as error:  # a panic of the compiler is no Exception
                 outcome.append(f"{type(error).__name__}: {error}")
+            finally:
+                self._places.release()
 
-        if not _in_time(guarded, COMPILE_SECONDS):
+        if not self._places.acquire(timeout=COMPILE_SECONDS):
+            raise QueueFullError(
+                f"structured_outputs: {MAX_COMPILING} other grammars are still being compiled; try again later"
+            )
+        try:
+            in_time = _in_time(guarded, COMPILE_SECONDS)
+        except RuntimeError as error:  # no thread can be started
+            self._places.release()
+            raise QueueFullError(f"structured_outputs: {error}; try again later") from None
+        if not in_time:
             raise _refused(params, f"not compiled within {COMPILE_SECONDS:.0f} s")
         if isinstance(outcome[0], str):
             raise _refused(params, outcome[0])
         return outcome[0]
+
+
+def is_compiling() -> bool:
+    """Whether a compiler runs in this process, for somebody or for nobody any more. It cannot be stopped: whoever wants
+    to end the process does not wait for it."""
+    return any(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 def new_matcher(source: str, vocabulary: Vocabulary) -> Any:
@@ -198,16 +241,22 @@ def new_matcher(source: str, vocabulary: Vocabulary) -> Any:
 
 
 def _in_time(work: Callable[[], None], seconds: float) -> bool:
-    """Run `work` on a thread with a deep stack; False if it goes on for longer, to its own end."""
+    """Run `work` on a thread with a deep stack; False if it goes on for longer, to its own end. What takes long gives
+    way to other threads."""
     with _stack_size:
         before = threading.stack_size(STACK_BYTES)
         try:
             # no daemon: the interpreter must not end under a compiler that calls back into it
-            thread = threading.Thread(target=work, name="paceline-grammar")
+            thread = threading.Thread(target=work, name=THREAD_NAME)
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join(seconds)
+    thread.join(min(YIELD_AFTER, seconds))
+    if thread.is_alive():
+        if sys.platform == "linux" and thread.native_id:  # where a thread has a priority of its own
+            with suppress(OSError):  # it has just ended, or a sandbox forbids it
+                os.setpriority(os.PRIO_PROCESS, thread.native_id, LATE)
+        thread.join(max(0.0, seconds - YIELD_AFTER))
     return not thread.is_alive()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+from urllib.parse import unquote
 
 from paceline.structured.params import StructuredOutputsParams
 
@@ -14,7 +16,9 @@ def grammar_source(params: StructuredOutputsParams) -> str:
 
     if params.json is not None:
         assert isinstance(params.json, str)
-        return _json_grammar(json.loads(params.json), params)
+        schema = json.loads(params.json)
+        check_conjunctions(schema)
+        return _json_grammar(schema, params)
     if params.json_object:
         return _json_grammar({"type": "object"}, params)
     if params.regex is not None:
@@ -24,7 +28,60 @@ def grammar_source(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, params.choice))))
     assert params.grammar is not None
+    if _LITERAL.sub("", params.grammar).count("&") > MAX_CONJUNCTS:
+        raise ValueError(f"more than {MAX_CONJUNCTS} intersections (&)")
     return str(LLMatcher.grammar_from_lark(params.grammar))
+
+
+# Whether several expressions have a text in common may take for ever and gigabytes to find out, and cannot be stopped.
+MAX_CONJUNCTS = 8
+_LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*')
+
+
+def check_conjunctions(schema: Any) -> None:
+    """Raises ValueError for a schema that asks of one text to match too many patterns at once."""
+    todo = [schema]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, dict):
+            if "allOf" in item and len(_patterns(item, schema)) > MAX_CONJUNCTS:
+                raise ValueError(f"allOf: more than {MAX_CONJUNCTS} patterns for one text")
+            todo += item.values()
+        elif isinstance(item, list):
+            todo += item
+
+
+def _patterns(item: Any, root: Any) -> set[str]:
+    """All patterns that one place of a document may have to match."""
+    found: set[str] = set()
+    todo, seen = [item], set()
+    while todo:
+        here = todo.pop()
+        if not isinstance(here, dict) or id(here) in seen:
+            continue
+        seen.add(id(here))
+        if isinstance(here.get("pattern"), str):
+            found.add(here["pattern"])
+        for name in ("allOf", "anyOf", "oneOf"):
+            if isinstance(here.get(name), list):
+                todo += here[name]
+        if isinstance(here.get("$ref"), str):
+            todo.append(_pointed(here["$ref"], root))
+    return found
+
+
+def _pointed(reference: str, root: Any) -> Any:
+    """What a reference within the document points at; None for others, which are not followed here."""
+    if not reference.startswith("#"):
+        return None
+    here = root
+    for part in reference[1:].split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(here, list):
+            here = here[int(name[:9])] if name.isascii() and name.isdigit() and int(name[:9]) < len(here) else None
+        else:
+            here = here.get(name) if isinstance(here, dict) else None
+    return here
 
 
 def quoted(text: str) -> str:

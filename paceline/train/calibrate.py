@@ -34,7 +34,13 @@ class Recorder(DraftLengthPolicy):
         self.blocks: list[tuple[list[float], int]] = []
         self._said: dict[int, list[float]] = {}
 
-    def choose(self, requests: Sequence[int], limits: Sequence[int], other_rows: int = 0) -> list[int]:
+    def choose(
+        self,
+        requests: Sequence[int],
+        limits: Sequence[int],
+        other_rows: int = 0,
+        found: Sequence[Sequence[float]] = (),
+    ) -> list[int]:
         return list(limits)
 
     def trim(

@@ -48,7 +48,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                         raise TrainError(f"{path}, line {number}: expected a JSON object, got {type(item).__name__}")
                     yield number, item
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise TrainError(f"{path}: cannot be read ({error})") from None
+        raise TrainError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_prompts(path: Path) -> list[Prompt]:

@@ -109,7 +109,10 @@ def read_answers(
         try:
             identity, tokens = int(item["id"]), [int(t) for t in item["tokens"]]
         except (KeyError, TypeError, ValueError):
-            raise TrainError(f"{path}, line {number}: needs an integer 'id' and a list 'tokens' of token ids") from None
+            raise TrainError(
+                f"{path}, line {number}: needs an integer 'id' and a list 'tokens' of token ids; "
+                "`paceline train regenerate` writes such files"
+            ) from None
         ids = item.get("prompt_tokens")
         if ids is None:
             if identity not in by_id or tokenizer is None:

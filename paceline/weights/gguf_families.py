@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError
+from paceline.weights import gguf_qwen35
 
 # architecture -> (transformers class, model_type)
 ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
     "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
@@ -35,6 +37,8 @@ _FUSED = {"attn_qkv.weight": "self_attn.qkv_proj.weight", "ffn_up.weight": "mlp.
 
 def layer_names(arch: str, common: dict[str, str]) -> dict[str, str]:
     """ggml name -> Hugging Face name of a layer's tensors."""
+    if arch == "qwen35":
+        return gguf_qwen35.layer_names(common)
     if arch == "qwen3moe":
         return {**{k: v for k, v in common.items() if not k.startswith("ffn_") or k == "ffn_norm.weight"}, **_EXPERTS}
     if arch == "phi3":
@@ -58,6 +62,8 @@ def required(arch: str, weights: list[str]) -> list[str]:
 
 def extra_config(arch: str, file: Any, count: Any, rotary: int, head_dim: int) -> dict[str, Any]:
     """Config fields of one architecture. count(key, default): a positive whole number of the metadata."""
+    if arch == "qwen35":
+        return gguf_qwen35.extra_config(file, count, rotary, head_dim)
     if arch == "qwen3moe":
         return {
             "num_experts": count("qwen3moe.expert_count"),

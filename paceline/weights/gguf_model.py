@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError
+from paceline.weights import gguf_qwen35
 from paceline.weights.checkpoint import Checkpoint, LoadDtype
 from paceline.weights.dequant import BFLOAT16, dequantize
 from paceline.weights.gguf_families import (
@@ -88,6 +89,9 @@ class GGUFCheckpoint(Checkpoint):
         self._layer_names = layer_names(self.architecture, _LAYER_NAMES)
         self._stored_names = self._map_names()
         self.config = self._translate_config()
+        if self.architecture == "qwen35":
+            layers = self.config["num_hidden_layers"]
+            self._stored_names = {gguf_qwen35.predictor_name(n, layers): s for n, s in self._stored_names.items()}
         self._check_complete()
 
     # -- Checkpoint
@@ -97,7 +101,8 @@ class GGUFCheckpoint(Checkpoint):
         return list(self._stored_names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._info(name).shape
+        shape = self._info(name).shape
+        return gguf_qwen35.stored_shape(name, shape) if self.architecture == "qwen35" else shape
 
     def stored_dtype(self, name: str) -> str:
         return self._info(name).dtype
@@ -107,11 +112,19 @@ class GGUFCheckpoint(Checkpoint):
         raw = self._file.raw(info.name)
         if self.architecture in PERMUTED:
             raw = self._unpermute(raw, info.name, info.shape[0])
-        return _values(raw, info.dtype, dtype, info.shape)
+        values = _values(raw, info.dtype, dtype, info.shape)
+        return self._restored(name, values) if self.architecture == "qwen35" else values
+
+    def _restored(self, name: str, values: np.ndarray, *, blocks: bool = False) -> np.ndarray:
+        """In Hugging Face's order, of Qwen3.5."""
+        try:
+            return (gguf_qwen35.restore_blocks if blocks else gguf_qwen35.restore)(self.config, name, values)
+        except CheckpointError as error:
+            raise self._error(str(error)) from error
 
     def load_rows(self, name: str, first: int, rows: int, dtype: LoadDtype | None = None) -> np.ndarray:
         info = self._info(name)
-        if self.architecture in PERMUTED:
+        if self.architecture in PERMUTED or self.architecture == "qwen35":
             return super().load_rows(name, first, rows, dtype)
         raw = self._file.raw(info.name).reshape(int(np.prod(info.shape[:-1])), -1)[first : first + rows]
         return _values(raw.reshape(-1), info.dtype, dtype, (rows, info.shape[-1]))
@@ -123,7 +136,8 @@ class GGUFCheckpoint(Checkpoint):
         raw = self._file.raw(info.name)
         if self.architecture in PERMUTED:
             raw = self._unpermute(raw, info.name, info.shape[0])
-        return raw.reshape(int(np.prod(info.shape[:-1])), -1)
+        rows = raw.reshape(int(np.prod(info.shape[:-1])), -1)
+        return self._restored(name, rows, blocks=True) if self.architecture == "qwen35" else rows
 
     def release_pages(self) -> None:
         self._file.release_pages()
@@ -175,7 +189,11 @@ class GGUFCheckpoint(Checkpoint):
         # The count comes from the file and may be absurd: stop at the first layer that is not there.
         stored = self._file.tensors
         missing = [n for n in ("token_embd.weight", "output_norm.weight") if n not in stored]
+        if self.architecture == "qwen35":
+            layers += self.config["mtp_num_hidden_layers"]
         for layer in range(layers):
+            if self.architecture == "qwen35":
+                per_layer = list(gguf_qwen35.required(layer, self.config))
             missing += [f"blk.{layer}.{n}" for n in per_layer if f"blk.{layer}.{n}" not in stored]
             if len(missing) > 3:
                 break
@@ -244,7 +262,7 @@ class GGUFCheckpoint(Checkpoint):
         if value_dim != head_dim:
             raise self._error(f"value heads of {value_dim} beside key heads of {head_dim} are not supported")
         rotary = self._count(f"{arch}.rope.dimension_count", head_dim)
-        if rotary != head_dim and arch != "phi3":
+        if rotary != head_dim and arch not in ("phi3", "qwen35"):
             raise self._error(
                 f"{arch}.rope.dimension_count {rotary} in heads of {head_dim}: partial rotation is unsupported"
             )

@@ -21,6 +21,7 @@ _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 _SMOLLM = (r"\p{N}", _GPT2)
 _QWEN2 = (_CONTRACTIONS + _WORDS_FROM + r"\p{N}" + _REST,)
+_QWEN35 = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}" + _REST.replace(r"\p{L}", r"\p{L}\p{M}"),)
 _LLAMA3 = (_CONTRACTIONS + _WORDS_FROM + r"\p{N}{1,3}" + _REST,)
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
@@ -30,6 +31,7 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-2", "phi-2", "mellum", "olmo", "mpt"), (_GPT2,)),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SMOLLM),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2"), _QWEN2),
+    "qwen35": _QWEN35,
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _LLAMA3),
 }

@@ -122,7 +122,8 @@ def quantised_rows(checkpoint: Checkpoint, name: str, quant: Any, conversions: C
         exact = _exact(blocks, stored, quant)
         if exact is not None:
             return exact
-    values = checkpoint.load(name, "float32")
+    # halves are a view of the file, and become fp32 a few rows at a time
+    values = checkpoint.load(name, None if stored == "BF16" else "float32")
     rows, error, size = quantise(values, quant, f"{checkpoint.path}: tensor {name}")
     conversions.add(stored, quant, error, size)
     return rows

@@ -93,6 +93,11 @@ BAD = {
     "not JSON": ("x.jsonl", b'{"text": "ab"}\n{', "line 2"),
     "not an object": ("x.jsonl", b"[1]", "line 1"),
     "no text": ("x.jsonl", b'{"messages": []}', "text"),
+    "without a text": (
+        "x.jsonl",
+        b'{"text": "a"}\n{"body": "b", "id": 2}\n',
+        r"x\.jsonl, row 2: needs .* has 'body', 'id'",
+    ),
     "not text": ("x.txt", b"\xff\xfe\x00", "cannot be read"),
     "not gzip": ("x.jsonl.gz", b"abc", "cannot be read"),
     "nothing to score": ("x.jsonl", b'{"text": ""}', "no text"),
@@ -106,5 +111,5 @@ def test_bad_files_are_named(tmp_path, tokenizer, what):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DatasetError, match=message):
         read_texts([tmp_path / name], tokenizer, count=5, length=100)
-    with pytest.raises(DatasetError, match=r"gone\.txt"):
+    with pytest.raises(DatasetError, match=r"gone\.txt: cannot be read as text: No such file or directory$"):
         read_texts([tmp_path / "gone.txt"], tokenizer, count=5, length=100)

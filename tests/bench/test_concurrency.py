@@ -174,9 +174,14 @@ def test_counts_are_those_of_the_repeat_of_median_speed_or_of_the_worst():
     assert (figures.result_rows(found)[0]["completed"], figures.result_rows(found)[0]["failed"]) == (0, 1)
 
 
+UNDECIDED = "whether it is faster is not decided"
+
+
 def test_a_wide_spread_and_an_undecided_comparison_are_said():
     _, spec = figures.result_rows(measurement([1.0, 1.0, 1.0], [0.8, 1.0, 1.2]))
-    assert [("too wide" in w, "both sides of 1" in w) for w in spec["warnings"]] == [(True, False), (False, True)]
+    assert spec["warnings"] == ["speedup ranges from 0.833 to 1.25 over 3 repeats, on both sides of 1: " + UNDECIDED]
+    _, spec = figures.result_rows(measurement([1.0, 1.0, 1.0], [0.5, 0.4, 0.3]))
+    assert spec["warnings"] == ["speedup ranges from 2 to 3.33 over 3 repeats: too wide to conclude"]
     _, spec = figures.result_rows(measurement([1.0, 1.0, 1.0], [0.98, 1.0, 1.0]))
     assert spec["warnings"] == []
     _, spec = figures.result_rows(measurement([1.0], [0.5]))

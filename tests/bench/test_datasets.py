@@ -59,7 +59,7 @@ def test_mt_bench_takes_both_turns_as_they_are(monkeypatch, tmp_path):
 
 
 def test_an_unknown_set_names_the_known_ones():
-    with pytest.raises(DatasetError, match="humaneval, gsm8k, mt-bench or the path"):
+    with pytest.raises(DatasetError, match="humaneval, gsm8k, mt-bench, or the path"):
         load_dataset("mmlu")
 
 
@@ -84,7 +84,8 @@ def test_only_the_first_rows_are_read(tmp_path):
     [
         ("{", "not JSON"),
         ("[1]", "expected a JSON object, found list"),
-        ({}, "exactly one of"),
+        ({}, "exactly one of .* found none"),
+        ({"instruction": "x", "output": "y"}, "found 'instruction', 'output'"),
         ({"prompt": "x", "messages": []}, "exactly one of"),
         ({"turns": []}, "non-empty list of non-empty strings"),
         ({"turns": ["x", ""]}, "non-empty list of non-empty strings"),

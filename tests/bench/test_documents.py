@@ -71,8 +71,8 @@ def test_figures_of_the_sections():
         ["k = 4", "9", "1.00", "5.00", "0.50", "0.25", "0.25", "7.00", "-", "-"]
     ]
     # 2 of 4 drafts are kept in every block
-    assert found["Accepted tokens per block"].rows[0][1:6] == ["0.0%", "0.0%", "100.0%", "0.0%", "0.0%"]
-    assert [row[0] for row in found["In short"].rows] == [
+    assert found["Accepted tokens per block"].rows[0][2:7] == ["0.0%", "0.0%", "100.0%", "0.0%", "0.0%"]
+    assert [row[0] for row in found["In short"].rows][:4] == [
         "fastest on average",
         "tokens per pass",
         "outputs",
@@ -84,6 +84,45 @@ def test_figures_of_the_sections():
     assert found["What the cost model would choose"].rows == [["set <&> name", "4", "1.50", "0", "1.50", "1.00", "4"]]
     cost = found["Cost per token"].rows[1]
     assert cost[3] == f"{1 - 1 / rows()[1]['speedup']:.0%}"
+
+
+def test_arms_of_one_length_are_told_apart():
+    """Two drafters with the same number of drafts: each has its own figures, and one colour in all plots."""
+    backend, prompts = LocalBackend(FakeLLM()), [BenchPrompt(0, [{"role": "user", "content": "one"}])]
+    arms = [Arm(backend, 0, "plain"), Arm(backend, 4, "a <b>"), Arm(backend, 4, "other")]
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    for names in (["x"], ["x", "y"]):
+        several = [
+            row
+            for name in names
+            for c in (1, 2)
+            for row in figures.result_rows(runner.measure(name, prompts, arms, params, concurrency=c, repeats=1))
+        ]
+        found = {s.title: s for s in sections.sections(sections.Study({}, several))}
+        for title in ("Survival per position", "Conditional acceptance per position", "Accepted tokens per block"):
+            assert [row[:2] for row in found[title].rows] == [[n, arm] for n in names for arm in ("a <b>", "other")]
+            legend = [f"{n}, {arm}" if len(names) > 1 else arm for n in names for arm in ("a &lt;b&gt;", "other")]
+            assert all(f">{name}</text>" in found[title].svg for name in legend)
+        alike = ("Survival per position", "Accepted tokens per block") if len(names) == 1 else ()
+        for title in ("Speed-up per set", "Speed-up against concurrency", *alike):
+            legend = found[title].svg.partition('y="280"')[2].split("<rect")
+            colours = {text.rpartition('">')[2].partition("<")[0]: text.partition('fill="')[2][:7] for text in legend}
+            assert colours["other"] == charts.COLOURS[2], title
+
+
+def test_the_report_says_at_once_that_figures_are_doubtful():
+    found = rows()
+    clean = [{**row, "warnings": []} for row in found]
+    assert "warnings" not in dict(sections.sections(study(rows=clean))[0].rows)
+    clean[1]["warnings"] = ["too wide", "another"]
+    assert dict(sections.sections(study(rows=clean))[0].rows)["warnings"].startswith("2, listed at the end")
+
+
+def test_above_one_request_at_a_time_a_speed_up_is_of_the_throughput():
+    shared = [row for row in rows() if row["concurrency"] == 2]
+    found = {s.title: s for s in sections.sections(study(rows=shared))}["Speed-up per set"]
+    assert found.text.startswith("Throughput of all requests together")
+    assert found.rows[1][2:4] == [f"{shared[1]['output_tok_s']:.1f}", f"{shared[1]['output_speedup']:.2f}"]
 
 
 def test_outputs_that_differ_are_said_first():

@@ -91,7 +91,7 @@ def test_the_reports_tables(run):
         ["humaneval", "15", "381", "5,715", "2,261", "39.56%", "6.93", "14%", "12%"],
     ]
     shares = found["Accepted tokens per block"].rows[0]
-    assert (shares[1], shares[16]) == ("14.2%", "11.8%")
+    assert (shares[2], shares[17]) == ("14.2%", "11.8%")
     assert found["Cost per token"].rows[0][3] == "74%"  # 1 - 1 / 3.92
 
 

@@ -95,7 +95,7 @@ def test_failed_requests_are_code_1_and_quoted(paceline, llm, rows):
 @pytest.mark.parametrize(
     ("argv", "code", "told"),
     [
-        (["-k", "0,x"], 2, "'x' in '0,x' is not a whole number"),
+        (["-k", "0,x"], 2, "'x' in '0,x' is not a whole number or auto"),
         (["-k", "0,-1"], 2, "-1 in '0,-1' is below 0"),
         (["-k", "0,7,7"], 2, "7 appears twice"),
         (["-k", ""], 2, "is not a whole number"),

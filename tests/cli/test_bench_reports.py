@@ -137,6 +137,17 @@ def test_a_config_of_ones_own_has_no_drafter(paceline, tmp_path):
     assert json.loads(ran.out)[0]["output_tokens"] == 4
 
 
+@pytest.mark.parametrize(("options", "told"), [([], "bfloat16"), (["--quantization", "int8"], "int8")])
+def test_random_weights_have_the_format_that_was_asked_for(paceline, monkeypatch, options, told):
+    monkeypatch.setitem(shapes.SHAPES, "tiny", Shape(TARGET, DRAFTER))
+    ran = paceline(
+        *("bench", "--random-weights", "tiny", "-k", "0,7", "--num-prompts", "1", "--output-len", "4", *options),
+        *("--repeats", "1", "--threads", "1"),
+    )
+    assert ran.code == 0, ran.err
+    assert f"MiB {told} weights" in ran.out
+
+
 def test_the_default_grid_repeats_less_above_one_request_unless_told(paceline, llm, rows, tmp_path):
     path = tmp_path / "o.json"
     for argv, later in (((), 2), (("--repeats", "3"), 3), (("--repeats", "1"), 1)):

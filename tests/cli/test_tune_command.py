@@ -3,6 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from fakes.llm import FakeLLM
+
+from paceline.cli.tune import _candidate
+from paceline.speculation.config import SpeculativeConfig
 
 
 @pytest.fixture
@@ -23,6 +27,16 @@ def test_the_recommendation_is_written_said_and_read_again(paceline, llm, rows, 
     for name in (str(file), f"@{file}"):
         assert paceline("generate", "hello", "--speculative-config", name).code == 0
         assert llm.opened[-1].speculative_config == config
+
+
+def test_weights_are_tuned_for_as_they_will_run(paceline, llm, rows, tmp_path):
+    file = tmp_path / "spec.json"
+    argv = ("tune", "-d", str(rows), "--output-len", "12", "--repeats", "1", "-o", str(file), "-m", "my model")
+    ran = paceline(*argv, "--quantization", "int8", "--kv-cache-dtype", "int8")
+    assert ran.code == 0, ran.err
+    assert {(o.model, o.quantization, o.kv_cache_dtype) for o in llm.opened} == {("my model", "int8", "int8")}
+    use = f"'my model' --quantization int8 --kv-cache-dtype int8 --speculative-config {file}"
+    assert f"paceline serve {use}\n" in ran.out and f'paceline generate "..." -m {use}\n' in ran.out
 
 
 def test_json_holds_what_was_measured(paceline, llm, rows, tmp_path):
@@ -79,3 +93,12 @@ def test_open_llm_takes_no_drafts_as_none(monkeypatch):
 
     open_llm(opt.EngineOptions(speculative_config=dict(opt.NO_DRAFTS)))
     assert given["speculative_config"] is None
+
+
+def test_what_auto_stands_for_is_written_out() -> None:
+    """The drafter by its method alone, since it ships, and prompt lookup beside it."""
+    llm = FakeLLM()
+    auto = {"method": "dflash", "model": "drafters/shipped", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    llm.speculative_config = SpeculativeConfig.parse(auto)
+    assert _candidate(llm, None).config == {key: value for key, value in auto.items() if key != "model"}
+    assert _candidate(llm, {"method": "dflash", "num_speculative_tokens": 3}).config == {"method": "dflash"}

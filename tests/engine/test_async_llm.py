@@ -565,10 +565,9 @@ def test_grammars_compile_beside_other_requests(world, monkeypatch):
     async def main() -> None:
         async with opened(world) as engine:
             await engine.complete(PROMPTS[0], params(known_))
-            slow = staticmethod(lambda *a: gate.wait(600) and build(*a))
-            monkeypatch.setattr(type(world.spec.grammars), "_build", slow)
+            monkeypatch.setattr(type(world.spec.grammars), "_build", lambda *a: gate.wait(600) and build(*a))
             waiting = asyncio.ensure_future(engine.complete(PROMPTS[0], params(new)))
-            more = [asyncio.ensure_future(engine.complete(PROMPTS[0], params({"choice": [c]}))) for c in "abc"]
+            more = [asyncio.ensure_future(engine.complete(PROMPTS[0], params({"choice": [c]}))) for c in "abcde"]
             left = asyncio.ensure_future(engine.complete(PROMPTS[0], params({"regex": "[ab]{4}"})))
             await asyncio.sleep(0.05)
             left.cancel()
@@ -577,6 +576,48 @@ def test_grammars_compile_beside_other_requests(world, monkeypatch):
             assert not waiting.done() and not any(one.done() for one in more)
             gate.set()
             assert len((await waiting).outputs[0].text) == 3
-            assert [(await one).outputs[0].text for one in more] == ["a", "b", "c"]
+            assert [(await one).outputs[0].text for one in more] == list("abcde")
+
+    run(main())
+
+
+def test_places_are_free_before_a_request_is_forgotten(world):
+    """`in_flight` is read without the lock: a count of 0 has to mean that the places are free as well."""
+    seen = []
+
+    class Watched(dict[str, Any]):
+        def __delitem__(self, name: str) -> None:
+            seen.append(engine._places)
+            super().__delitem__(name)
+
+    async def main() -> None:
+        nonlocal engine
+        async with opened(world) as engine:
+            engine._live = Watched()
+            await engine.complete(PROMPTS[0], SamplingParams(max_tokens=1, n=2))
+
+    engine: Any = None
+    run(main())
+    assert seen == [0]
+
+
+def test_nobody_waits_for_others_grammars_without_end(world, monkeypatch):
+    gate, build = threading.Event(), type(world.spec.grammars)._build
+
+    def params(expression: str) -> SamplingParams:
+        return SamplingParams(temperature=0.0, max_tokens=3, structured_outputs={"regex": expression})
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            monkeypatch.setattr(type(world.spec.grammars), "_build", lambda *a: gate.wait(600) and build(*a))
+            hostile = [asyncio.ensure_future(engine.complete(PROMPTS[0], params(f"x{{{i}}}"))) for i in range(1, 5)]
+            while len(engine._grammars._threads) < 4 or engine._grammars._work_queue.qsize():
+                await asyncio.sleep(0.005)
+            monkeypatch.setattr("paceline.async_llm.GRAMMAR_PATIENCE", 0.05)
+            with pytest.raises(QueueFullError, match="structured_outputs: other grammars"):
+                await engine.complete(PROMPTS[0], params("y"))
+            assert engine._places == 4
+            gate.set()
+            assert [len((await one).outputs[0].text) for one in hostile] == [1, 2, 3, 3]
 
     run(main())

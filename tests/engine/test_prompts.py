@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import SamplingParams
+import paceline
+from paceline import LLM, SamplingParams
 from paceline.errors import ConfigError
 
 from .conftest import World
@@ -73,3 +74,78 @@ def test_numpy_ids_are_ids(world: World) -> None:
     expected = world.plain.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
     for prompt in (np.array([5, 6, 7]), [np.array([5, 6, 7], np.int64)], [[np.int32(5), 6, 7]]):
         assert world.plain.generate(prompt, GREEDY)[0].outputs[0].token_ids == expected  # type: ignore[arg-type]
+
+
+def test_messages_may_have_text_parts(world: World) -> None:
+    """As OpenAI's clients send them; the text is that of one string."""
+    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
+    expected = world.plain.chat([{"role": "user", "content": "ab\nc"}], GREEDY)[0]
+    told = world.plain.chat([{"role": "user", "content": parts}], GREEDY)[0]
+    assert told.prompt_token_ids == expected.prompt_token_ids
+    streamed = list(world.plain.stream([{"role": "user", "content": parts}], GREEDY))[-1].output
+    assert streamed is not None and streamed.outputs[0].token_ids == told.outputs[0].token_ids
+
+
+def test_an_assistant_that_only_called_tools_needs_no_content(world: World) -> None:
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": []}]
+    empty = [said[0], {"role": "assistant", "content": "", "tool_calls": []}]
+    ids = [world.plain.chat(messages, GREEDY)[0].prompt_token_ids for messages in (said, empty)]
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"role": "user"}, r"messages\[0\]: a message of the role 'user' needs 'content'"),
+        ({"content": "x"}, r"messages\[0\]: role None"),
+        ({"role": "user", "content": 5}, r"messages\[0\]: content int"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "kind 'image_url'"),
+        ({"role": "user", "content": [5]}, "kind 'int'"),
+    ],
+)
+def test_a_wrong_message_is_named(world: World, message: dict[str, object], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        world.plain.chat([message], GREEDY)
+    with pytest.raises(ConfigError, match=told):
+        world.plain.stream([message], GREEDY)  # type: ignore[list-item]
+
+
+def test_messages_in_place_of_a_prompt_are_told_where_to_go(world: World) -> None:
+    with pytest.raises(ConfigError, match=r"LLM\.chat"):
+        world.plain.generate([{"role": "user", "content": "x"}], GREEDY)
+
+
+def test_template_variables_may_come_together(world: World) -> None:
+    """vLLM's chat_template_kwargs is no variable of its own."""
+    message, template = [{"role": "user", "content": "a"}], "{{ messages[0].content }}{{ mark }}"
+    plain, each, together, both = (
+        world.plain.chat(message, GREEDY, chat_template=template, **more)[0].prompt_token_ids
+        for more in (
+            {},
+            {"mark": "b"},
+            {"chat_template_kwargs": {"mark": "b"}, "use_tqdm": False},
+            {"chat_template_kwargs": {"mark": "c"}, "mark": "b"},
+        )
+    )
+    assert plain != each == together == both
+    with pytest.raises(ConfigError, match="chat_template_kwargs"):
+        world.plain.chat(message, GREEDY, chat_template_kwargs="x")
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("gpu_memory_utilization", "kv_cache_space"),
+        ("tensor_parallel_size", "threads"),
+        ("max_num_seq", "did you mean 'max_num_seqs'"),
+        ("no_idea", r"no_idea: there is no such option; Options: model, dtype, .*allow_longer_drafts$"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_what_stands_for_it(option: str, told: str) -> None:
+    """Before a model is looked for."""
+    with pytest.raises(ConfigError, match=f"{option}: .*{told}" if "no_idea" not in told else told):
+        LLM("no-such-model", **{option: 2})  # type: ignore[arg-type]
+
+
+def test_names_that_were_not_used_yet_are_listed() -> None:
+    assert set(paceline.__all__) <= set(dir(paceline))

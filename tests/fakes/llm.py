@@ -16,6 +16,7 @@ from paceline.errors import CapacityError
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from paceline.sampling import TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 
@@ -68,6 +69,7 @@ class FakeLLM:
     ) -> None:
         self.model_name = model
         self.arguments = arguments
+        self.speculative_config = SpeculativeConfig.parse({"method": "ngram"})
         self.tokenizer = FakeTokenizer(chat_template)
         self.answers = answers or {}
         self.accepts = accepts

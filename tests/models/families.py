@@ -32,6 +32,7 @@ SLIDING = ["sliding_attention", "sliding_attention", "full_attention", "sliding_
 
 def config(kind: str, **fields: Any) -> dict[str, Any]:
     names = {
+        "gemma2": "Gemma2",
         "gemma3_text": "Gemma3",
         "mistral": "Mistral",
         "phi3": "Phi3",
@@ -79,6 +80,17 @@ VISION = {
 }
 
 CONFIGS: dict[str, dict[str, Any]] = {
+    # hidden states of tiny models are small: caps of 50 and 30 would do nothing
+    "gemma2": config("gemma2", **GEMMA, attn_logit_softcapping=2.0, final_logit_softcapping=4.0, rope_theta=1e4),
+    "gemma2 without caps": config(
+        "gemma2",
+        **{**GEMMA, "tie_word_embeddings": False},
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        layer_types=SLIDING,
+        attention_bias=True,
+        rope_theta=1e4,
+    ),
     "gemma3": config(
         "gemma3_text",
         **GEMMA,
@@ -144,7 +156,7 @@ def tensors(c: dict[str, Any], seed: int = 0, sharp: float = 1.0) -> Tensors:
     heads, kv_heads = t["num_attention_heads"], t["num_key_value_heads"]
     size = t.get("head_dim") or hidden // heads
     q, kv = heads * size, kv_heads * size
-    centred = kind in ("gemma3_text", "muse_glimmer_text")
+    centred = kind in ("gemma2", "gemma3_text", "muse_glimmer_text")
 
     def matrix(n: int, k: int, scale: float = 1.0) -> np.ndarray:
         return rng.normal(0, scale / np.sqrt(k), (n, k)).astype(np.float32)

@@ -35,7 +35,8 @@ class FamilyReference:
         self.layers, self.heads = self.c["num_hidden_layers"], self.c["num_attention_heads"]
         self.size = self.c.get("head_dim") or self.c["hidden_size"] // self.heads
         self.eps = self.c["rms_norm_eps"]
-        self.centred = self.kind in ("gemma3_text", "muse_glimmer_text")
+        self.gemma = self.kind in ("gemma2", "gemma3_text")
+        self.centred = self.gemma or self.kind == "muse_glimmer_text"
 
     def norm(self, x: np.ndarray, name: str, eps: float | None = None) -> np.ndarray:
         weight = self.w[f"{name}.weight"] + (1 if self.centred else 0)
@@ -48,8 +49,9 @@ class FamilyReference:
         c, n, w = self.c, self.layers, self.c.get("sliding_window") or 0
         if self.kind in ("mistral", "phi3"):
             return [w] * n
-        if self.kind == "gemma3_text":
-            kinds = c.get("layer_types") or [("full" if (i + 1) % 6 == 0 else "sliding") for i in range(n)]
+        if self.gemma:
+            every = 2 if self.kind == "gemma2" else 6
+            kinds = c.get("layer_types") or [("full" if (i + 1) % every == 0 else "sliding") for i in range(n)]
             return [0 if k.startswith("full") else w for k in kinds]
         if self.kind == "muse_glimmer_text":
             return [0 if (n - 1 - i) % 4 == 0 else w for i in range(n)]
@@ -99,7 +101,7 @@ class FamilyReference:
             gate, up = np.split(self.linear(h, f"{at}.gate_up_proj"), 2, axis=1)
         else:
             gate, up = self.linear(h, f"{at}.gate_proj"), self.linear(h, f"{at}.up_proj")
-        act = gelu if self.kind == "gemma3_text" else silu
+        act = gelu if self.gemma else silu
         return self.linear(act(gate) * up, f"{at}.down_proj")
 
     def experts(self, h: np.ndarray, at: str) -> np.ndarray:
@@ -118,11 +120,11 @@ class FamilyReference:
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         c, at = self.c, np.arange(len(tokens))
         x = self.w["model.embed_tokens.weight"][list(tokens)]
-        if self.kind == "gemma3_text":
+        if self.gemma:
             x = x * c["hidden_size"] ** 0.5
         if self.kind == "muse_glimmer_text":
             x = rms_norm(x, 1.0, self.eps)  # type: ignore[arg-type]
-        scale = c["query_pre_attn_scalar"] ** -0.5 if self.kind == "gemma3_text" else self.size**-0.5
+        scale = c["query_pre_attn_scalar"] ** -0.5 if self.gemma else self.size**-0.5
         for i, (window, rotated) in enumerate(zip(self.windows(), self.rotated(), strict=True)):
             name = f"model.layers.{i}"
             h = self.norm(x, f"{name}.input_layernorm")

@@ -39,6 +39,12 @@ def changed(c: dict[str, Any], **change: Any) -> dict[str, Any]:
 
 
 WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("gemma2", "query_pre_attn_scalar", {"query_pre_attn_scalar": -1}),
+    ("gemma2", "attn_logit_softcapping", {"attn_logit_softcapping": "50"}),
+    ("gemma2", "final_logit_softcapping", {"final_logit_softcapping": 0}),
+    ("gemma2", "hidden_act", {"hidden_act": "silu"}),
+    ("gemma2", "layer_types", {"layer_types": ["full_attention"]}),
+    ("gemma2", "rope_local_base_freq", {"rope_local_base_freq": 1e4}),
     ("gemma3", "query_pre_attn_scalar", {"query_pre_attn_scalar": 0}),
     ("gemma3", "attn_logit_softcapping", {"attn_logit_softcapping": -1}),
     ("gemma3", "final_logit_softcapping", {"final_logit_softcapping": "x"}),
@@ -123,6 +129,8 @@ def test_windows_and_unrotated_layers():
     def of(name: str, **change: Any) -> Any:
         return MODULES[text(CONFIGS[name])["model_type"]].read_config(text(changed(CONFIGS[name], **change)))
 
+    assert of("gemma2").windows == (WINDOW, 0, WINDOW, 0)
+    assert of("gemma2 without caps").windows == (WINDOW, WINDOW, 0, WINDOW)
     assert of("gemma3").windows == (WINDOW, WINDOW, 0, WINDOW)
     assert of("gemma3", layer_types=None, sliding_window_pattern=2).windows == (WINDOW, 0, WINDOW, 0)
     assert of("muse_glimmer").windows == (WINDOW, 0, WINDOW, WINDOW, WINDOW, 0)
@@ -135,6 +143,20 @@ def test_windows_and_unrotated_layers():
         MODULES["mistral"].read_config({k: v for k, v in CONFIGS["mistral"].items() if k != "sliding_window"}).windows
         == (4096,) * 4
     )
+
+
+def test_gemma_2_has_the_defaults_of_its_class():
+    """A field that is absent means what it means to `transformers`; a cap that is null is none."""
+    least = {k: CONFIGS["gemma2"][k] for k in ("model_type", "vocab_size", "hidden_size", "intermediate_size")}
+    least |= {"num_hidden_layers": 3, "num_attention_heads": 8}
+    found = MODULES["gemma2"].read_config(least)
+    assert (found.head_dim, found.num_kv_heads, found.max_position_embeddings) == (256, 4, 8192)
+    assert found.windows == (4096, 0, 4096) and found.tie_word_embeddings
+    assert (found.traits.attention_softcap, found.traits.logit_softcap) == (50.0, 30.0)
+    assert found.traits.attention_scale == 1 / 16
+    none = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+    traits = MODULES["gemma2"].read_config(least | none).traits
+    assert (traits.attention_softcap, traits.logit_softcap) == (0.0, 0.0)
 
 
 # ---- long contexts

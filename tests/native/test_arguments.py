@@ -268,6 +268,7 @@ WRONG_PLANS: dict[str, Build] = {
     "attention: heads that kv_heads do not divide": attention(heads=3),
     "attention: no kv heads": attention(kv_heads=0),
     "attention: negative window": attention(window=-1),
+    "attention: negative first key": attention(first_key=-1),
     "qkv: narrow in": qkv_post(127),
     "qkv: narrow out": qkv_post(128, 63),
     "qkv: rotary past head_dim": qkv_post(rotary_dim=18),

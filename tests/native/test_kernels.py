@@ -249,15 +249,16 @@ def test_rope_of_keys_as_stored(isa, f32, kind, interleaved):
 # ---- attention
 
 CASES = [
-    # heads, kv_heads, head_dim, causal, window, softcap
-    (3, 1, 16, True, 0, 0.0),
-    (4, 4, 34, True, 0, 0.0),
-    (8, 2, 64, True, 70, 0.0),
-    (7, 1, 40, True, 5, 30.0),
-    (6, 2, 24, False, 0, 0.0),
-    (2, 2, 128, False, 33, 0.0),
-    (2, 1, 256, True, 0, 0.0),
-    (5, 5, 2, False, 1, 5.0),
+    # heads, kv_heads, head_dim, causal, window, softcap, first_key
+    (3, 1, 16, True, 0, 0.0, 0),
+    (4, 4, 34, True, 0, 0.0, 1),
+    (8, 2, 64, True, 70, 0.0, 21),
+    (7, 1, 40, True, 5, 30.0, 0),
+    (6, 2, 24, False, 0, 0.0, 0),
+    (2, 2, 128, False, 33, 0.0, 0),
+    (2, 1, 256, True, 0, 0.0, 0),
+    (5, 5, 2, False, 1, 5.0, 0),
+    (3, 1, 64, True, 0, 0.0, 130),
 ]
 
 
@@ -265,7 +266,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"h{c[0]}-{c[1]}x{c[2]}-{'causal' if c[3] else 'both'}-w{c[4]}")
 def test_attention(isa, f32, case):
     """Passes of 1 to 40 rows up to position 200, against all keys at once."""
-    heads, kv_heads, dim, causal, window, softcap = case
+    heads, kv_heads, dim, causal, window, softcap, first_key = case
     path = Path(isa, f32, threads=3 if heads == 3 else 1)
     q_width, kv_width = heads * dim, kv_heads * dim
     width = q_width + 2 * kv_width
@@ -278,7 +279,8 @@ def test_attention(isa, f32, case):
     plan.rope(cos, sin, np.zeros(1, np.float32))  # no rotation: rope has its own test
     plan.linear(source, qkv, path.identity(width), convert=True)
     plan.qkv_post(qkv, q, cos, sin, **geometry, rotary_dim=2)
-    plan.attention(q, mix, **geometry, scale=scale, causal=causal, window=window, softcap=softcap)
+    seen: dict[str, Any] = {"causal": causal, "window": window, "first_key": first_key}
+    plan.attention(q, mix, **geometry, scale=scale, softcap=softcap, **seen)
     plan.linear(mix, out, path.identity(q_width), selected=True)
 
     cache = _native.KVCache(2, kv_heads, dim, 16, f32)
@@ -303,6 +305,7 @@ def test_attention(isa, f32, case):
         values = exact_x[:end, q_width + kv_width :].reshape(end, kv_heads, dim)
         queries = exact_x[start:end, :q_width].reshape(rows, heads, dim)
         allowed = visible(positions, np.arange(end), causal=causal, window=window)
+        allowed &= np.arange(end) >= np.minimum(first_key, positions)[:, None]  # a row sees itself in any case
         want = attention(queries, keys, values, allowed, scale=scale, softcap=softcap).reshape(rows, -1)
         slack = 2e-5 if f32 else HALF * np.abs(want) + 2e-5
         assert (np.abs(got - want) <= slack).all(), (start, rows, np.abs(got - want).max())

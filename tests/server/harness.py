@@ -15,6 +15,7 @@ from engine.harness import assert_idle
 
 from paceline import LLM, AsyncLLM
 from paceline.server.app import build_app
+from paceline.server.connection import Connection
 from paceline.server.run import Server, take_port
 from paceline.server.settings import ServerSettings
 
@@ -26,7 +27,9 @@ PATIENCE = 600.0  # a hang is a failure; a machine with other work is none
 class Live:
     """A running server. `llm` and `engine` are the ones it uses."""
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 192, **settings: Any) -> None:
+    def __init__(
+        self, llm: LLM, *, max_waiting: int = 192, max_connections: int | None = None, **settings: Any
+    ) -> None:
         self.llm = llm
         self.engine = AsyncLLM(llm, max_waiting=max_waiting)
         self.settings = ServerSettings(**{"model_names": ("tiny", "other-name"), **settings})
@@ -38,7 +41,8 @@ class Live:
         self.url = f"http://127.0.0.1:{self.port}"
         # a machine that stops for a while must not make the client meet a connection that is just being closed
         patience = {"timeout_graceful_shutdown": 700, "timeout_keep_alive": 700}
-        config = uvicorn.Config(self.app, log_config=None, ws="none", lifespan="on", **patience)
+        options = {"limit_concurrency": max_connections, **patience}
+        config = uvicorn.Config(self.app, http=Connection, log_config=None, ws="none", lifespan="on", **options)
         ready = threading.Event()
         self.server = Server(config, self.engine, 600.0, ready.set)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))

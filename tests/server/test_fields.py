@@ -191,3 +191,57 @@ def test_anthropic_errors_have_its_shape(server):
     answer = server.post(ANTHROPIC, messages=M)
     assert answer.status_code == 400
     assert answer.json()["type"] == "error" and "max_tokens" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "1"},
+    ],
+)
+def test_calls_in_the_old_form_are_not_left_out_in_silence(server, old):
+    """A chat template would pass over them."""
+    answer = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "ab"}, old], max_tokens=1)
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("messages[1].")
+    none = {"role": "assistant", "content": "ab", "function_call": None, "tool_calls": None, "audio": None}
+    server.ok("/v1/chat/completions", messages=[{"role": "user", "content": "ab"}, none], max_tokens=1)
+
+
+def test_errors_of_a_long_value_are_short(server):
+    answer = server.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "ab"}], tool_choice="a" * 5000, max_tokens=1
+    )
+    assert answer.status_code == 400 and len(answer.text) < 600
+
+
+def test_a_wrong_method_says_which_is_right(server):
+    answer = server.client.get("/v1/chat/completions")
+    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+
+
+def test_a_connection_that_is_cut_is_announced(server, monkeypatch, caplog):
+    """Behind an error of its own the server ends the connection; a client that knows does not send its next request
+    there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(server.service, "check_model", lambda _: 1 / 0)
+        asked = {"messages": [{"role": "user", "content": "a"}]}
+        for path, kind, body in (
+            (PLAIN, "server_error", {"prompt": "a"}),
+            ("/v1/messages", "api_error", asked),
+        ):
+            answer = server.post(path, max_tokens=1, **body)
+            assert answer.status_code == 500 and answer.headers["connection"] == "close"
+            assert answer.json()["error"]["type"] == kind
+    server.ok(PLAIN, prompt="a", max_tokens=1)
+
+
+@pytest.mark.parametrize("name", ["a\nERROR forged", "\x1b[2J", "\ud800", "\u2028", "", "a" * 257])
+def test_names_of_requests_cannot_write_the_log(server, caplog, name):
+    answer = server.client.post(
+        PLAIN,
+        content=json.dumps({"prompt": "a", "max_tokens": 1, "request_id": name}),
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "request_id"
+    assert server.ok(PLAIN, prompt="a", max_tokens=1, request_id="größe 7/x")["id"] == "größe 7/x"

@@ -157,14 +157,19 @@ def test_any_bytes(server, path, content):
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_server_error(server):
-    """The schema the server publishes, against itself: no 5xx for anything it allows or forbids."""
+    """The schema the server publishes, against itself: no 5xx for anything it allows or forbids.
+
+    Its value lies in the boundaries of every field, one by one ("coverage"). Random bodies are above, where they know
+    what fields mean, and an interface without state has no sequences of requests to try.
+    """
     pytest.importorskip("schemathesis")
     command = [
         os.path.join(os.path.dirname(sys.executable), "schemathesis"),
         "run",
         f"{server.url}/openapi.json",
         "--checks=not_a_server_error",
-        "--max-examples=60",
+        "--phases=coverage,fuzzing",
+        "--max-examples=5",
         "--request-timeout=60",
         "--suppress-health-check=all",
         "--seed=1",

@@ -148,8 +148,12 @@ def test_requests_have_to_end(llm, stream):
 
 
 def test_keys(llm):
-    with live(llm, api_keys=("first", "second")) as server:
+    with live(llm, api_keys=("first", "second", "schlüssel")) as server:
         get = server.client.get
+        for name in (b"authorization", b"x-api-key"):  # not ASCII: the bytes are compared, as UTF-8
+            key = ("Bearer " if name == b"authorization" else "") + "schlüssel"
+            assert get("/v1/models", headers={name: key.encode()}).status_code == 200
+            assert get("/v1/models", headers={name: key.encode("latin-1")}).status_code == 401
         for path in ("/v1/models", "/server_info", "/load"):
             assert get(path).status_code == 401
             for headers in ({"authorization": "Bearer wrong"}, {"authorization": "first"}, {"x-api-key": "firs"}):

@@ -78,3 +78,32 @@ def test_messages_stop_and_system_and_prefill(server):
     want, _ = chat_text(server, prefilled, continue_final_message=True)
     body = server.ok("/v1/messages", messages=prefilled, max_tokens=12, **SAMPLED)
     assert body["content"][0]["text"] == want
+
+
+def test_usage_of_messages_counts_each_token_once(server):
+    """Anthropic's clients add up what was read from the cache and what was not; a stream's end says it too."""
+    ask = {"messages": [{"role": "user", "content": "ab abc " * 12}], "max_tokens": 2, **SAMPLED}
+    counted = server.ok("/v1/messages/count_tokens", messages=ask["messages"])["input_tokens"]
+    server.ok("/v1/messages", **ask)
+    usage = server.ok("/v1/messages", **ask)["usage"]
+    assert usage["cache_read_input_tokens"] >= 16
+    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted
+    [end] = [e for e in named_events(server, "/v1/messages", **ask) if e["type"] == "message_delta"]
+    assert end["usage"] == usage
+
+
+def test_models_as_both_interfaces_have_them(server):
+    for model in server.client.get("/v1/models").json()["data"]:
+        assert model["object"] == model["type"] == "model" and model["display_name"] == model["id"]
+        assert model["created_at"].endswith("Z")
+        assert server.client.get(f"/v1/models/{model['id']}").json() == model
+
+
+def test_what_asks_for_nothing_here_is_no_error(server):
+    keep = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    base = {"messages": [{"role": "user", "content": ASK}], "max_tokens": 1}
+    for fields in ({"context_management": keep}, {"container": None, "mcp_servers": []}, {"inference_geo": "eu"}):
+        server.ok("/v1/messages", **base, **fields)
+    edits = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    answer = server.post("/v1/messages", **base, context_management=edits)
+    assert answer.status_code == 400 and "context_management" in answer.json()["error"]["message"]

@@ -16,10 +16,11 @@ import pytest
 from engine.harness import open_llm
 
 from paceline.cli import run
+from paceline.cli.serve import _keys
 from paceline.errors import CapacityError, ConfigError
 from paceline.server import plan
 from paceline.server.figures import lines
-from paceline.server.run import take_port
+from paceline.server.run import end_process, take_port
 
 from .harness import Live
 
@@ -47,12 +48,49 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
         (["--no-speculation", "--num-speculative-tokens", "3"], "contradicts"),
         (["--host", "256.1.1.1"], "--host"),
         (["--port", "70000"], "65535"),
+        (["--kv-cache-space", "nan"], "--kv-cache-space nan"),
+        (["--kv-cache-space", "inf"], "--kv-cache-space inf"),
+        (["--kv-cache-space", "-1"], "--kv-cache-space -1"),
+        (["--host", ""], "--host: empty"),
+        (["--api-key", ""], "--api-key: the key is empty"),
+        (["--api-key", "good", "--api-key", " \n"], "--api-key: the key is empty"),
+        (["--served-model-name", ""], "--served-model-name: empty"),
     ],
 )
 def test_what_cannot_work_is_refused_in_words(folder, capsys, monkeypatch, argv, words):
     monkeypatch.setenv("COLUMNS", "200")
     code, said = refused(capsys, str(folder), "--port", "0", *argv)
     assert code in (1, 2) and words in said and "Traceback" not in said
+
+
+def test_an_empty_key_in_the_environment_lets_nobody_in(folder, capsys, monkeypatch):
+    monkeypatch.setenv("PACELINE_API_KEY", " \n")
+    code, said = refused(capsys, str(folder), "--port", "0")
+    assert code == 1 and "PACELINE_API_KEY: the key is empty" in said
+
+
+def test_keys_lose_the_line_end_of_their_file(monkeypatch):
+    monkeypatch.setenv("PACELINE_API_KEY", "secret\n")
+    assert _keys([" other"]) == ("other", "secret")
+    monkeypatch.setenv("PACELINE_API_KEY", "")
+    assert _keys(None) == ()
+
+
+def test_a_process_ends_beside_a_compiler_that_does_not():
+    code = """
+import threading
+from paceline.server.run import end_process
+from paceline.structured.compiler import THREAD_NAME, is_compiling
+assert not is_compiling()
+threading.Thread(target=threading.Event().wait, name=THREAD_NAME).start()
+print("said before", flush=False)
+end_process(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (3, "said before\n"), done.stderr
+    with pytest.raises(SystemExit) as ended:
+        end_process(4)
+    assert ended.value.code == 4
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys):

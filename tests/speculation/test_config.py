@@ -29,6 +29,10 @@ from paceline.values import shown
         ({"model": "z-lab/Qwen3.8-27B-DFlash2"}, ("dflash2", "z-lab/Qwen3.8-27B-DFlash2", None)),
         ({"model": "Qwen/Qwen3-0.6B"}, ("draft_model", "Qwen/Qwen3-0.6B", 5)),
         ({"method": "draft_model", "model": "x", "num_speculative_tokens": 3}, ("draft_model", "x", 3, None, None)),
+        ({"method": "mtp"}, ("mtp", None, 5, None, None)),
+        ({"method": "mtp", "model": "x", "num_speculative_tokens": 2}, ("mtp", "x", 2, None, None)),
+        ({"method": "qwen3_next_mtp", "num_speculative_tokens": 2}, ("mtp", None, 2)),
+        ({"method": "qwen3_5_mtp", "prompt_lookup_max": 3}, ("mtp", None, 5, 3, 3)),
         ({"method": "dflash", "model": "x", "prompt_lookup_max": 4}, ("dflash", "x", None, 4, 4)),
         ({"method": "dspark", "model": "x", "prompt_lookup_min": 2}, ("dspark", "x", None, 2, 2)),
     ],
@@ -69,6 +73,7 @@ def test_vllms_json_is_understood(source, expected):
         ("3", ["JSON object"]),
         ({}, ["method=None", *METHODS]),
         ({"method": "eagle3"}, ["method='eagle3'", *METHODS]),
+        ({"method": "deepseek_mtp"}, ["method='deepseek_mtp'", *METHODS]),
         ({"method": ["ngram"]}, ["method=", *METHODS]),
         (
             {"method": "ngram", "num_spec_tokens": 3},
@@ -129,7 +134,7 @@ def test_objects_made_by_hand_are_checked_and_completed():
 def test_a_tree_budget_belongs_to_dflash(budget):
     config = SpeculativeConfig.parse({"method": "dflash", "tree_budget": budget})
     assert config.tree_budget == budget and SpeculativeConfig.parse(config) is config
-    for method in ("ngram", "dspark", "dflash2", "draft_model"):
+    for method in ("ngram", "dspark", "dflash2", "draft_model", "mtp"):
         with pytest.raises(ConfigError, match=f"tree_budget={budget!r}: belongs to the method dflash, not {method}"):
             SpeculativeConfig.parse(
                 {"method": method, "model": None if method == "ngram" else "x", "tree_budget": budget}

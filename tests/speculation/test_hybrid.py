@@ -64,7 +64,8 @@ def loop(proposer: HybridProposer, drafter: Drafter, steps: int, *, repeats: boo
     for _ in range(steps):
         came = [3, 1, 2, 3] if repeats else rng.integers(10, 10_000, 4).tolist()
         drafter.says = [9, 9, 9, 9] if repeats else came
-        (drafts,) = proposer.propose([text], [4]).drafts
+        (survival,) = proposer.find([text], [4], [True])
+        (drafts,) = proposer.propose([text], [len(survival) or 4]).drafts
         kept = next((j for j, (a, b) in enumerate(zip(drafts, came, strict=False)) if a != b), len(drafts))
         text.token_ids += [*came[:kept], came[kept] if kept < len(came) else 7]
         text.token_ids += [1, 2, 3, 1, 2]  # lookup finds something again
@@ -84,7 +85,9 @@ def test_the_source_that_is_worth_more_is_asked() -> None:
 def test_without_a_match_the_drafter_is_asked() -> None:
     drafter = Drafter([5, 6, 7, 8])
     proposer = hybrid(drafter)
-    assert proposer.propose([Text(1, [1, 2, 3]), Text(2, [4, 5, 6])], [2, 0]).drafts == [[5, 6], []]
+    texts = [Text(1, [1, 2, 3]), Text(2, [4, 5, 6])]
+    assert proposer.find(texts, [2, 2], [True, True]) == [[], []]
+    assert proposer.propose(texts, [2, 0]).drafts == [[5, 6], []]
     assert drafter.asked == 1
 
 
@@ -95,12 +98,13 @@ def test_the_rest_of_the_protocol_goes_to_both() -> None:
     proposer.bind(4, 2)
     assert proposer.window == 5 and proposer.taps == (1,)
     text = Text(1, [1, 2, 1, 2])
+    assert proposer.find([text], [3], [True]) != [[]]
     proposer.propose([text], [3])
     proposer.observe([(text, 0, np.zeros((1, 1)))])
     proposer.finish(text)
     assert len(drafter.seen) == 1 and drafter.ended == [text]
-    assert not proposer._last and not proposer.lookup._indexes and not proposer._in_a_row
-    assert not any(source.own for source in proposer._sources.values())
+    assert not any((proposer._drafted, proposer._own, proposer._in_a_row, proposer._found))
+    assert not any((proposer.lookup._indexes, proposer.lookup._own, proposer.lookup._guessed))
 
 
 @pytest.mark.parametrize("kind", ["dense", "shared ids", "own ids"])

@@ -113,3 +113,33 @@ def test_an_index_catches_up_with_its_request():
     assert proposer.guess(request, 3) == []
     request.token_ids += [3, 1, 2]
     assert proposer.guess(request, 1) == [3]
+
+
+def test_guesses_are_scored_whether_or_not_they_were_used():
+    text = Request("t", [1, 2, 3, 9, 1, 2, 3])
+    proposer = NgramProposer(2, 3, 4)
+    (first,) = proposer.find([text], [4], [True])
+    assert len(first) == 4 and proposer.propose([text], [2]).drafts == [[9, 1]]
+    for _ in range(30):
+        text.token_ids += [9, 1, 2, 3]  # all of it came true
+        (now,) = proposer.find([text], [4], [True])
+    assert now[-1] > 0.8 > first[-1]
+    new = Request("u", [5, 6, 5, 6])
+    assert proposer.find([new], [4], [True])[0][-1] > 0.8, "another request starts from what these showed"
+    for i in range(60):
+        new.token_ids += [100 + i, 5, 6]
+        (now,) = proposer.find([new], [4], [True])
+    assert now[0] < 0.2
+    proposer.finish(new)
+    assert proposer.find([Request("w", [1, 2, 3])], [4], [True]) == [[]]
+
+
+def test_in_mode_rejection_requests_do_not_learn_from_each_other():
+    proposer = NgramProposer(2, 3, 4, "rejection")
+    text, other = Request("t", [1, 2, 3, 9, 1, 2, 3]), Request("u", [1, 2, 3, 9, 1, 2, 3])
+    before = proposer.find([other], [4], [True])
+    proposer.finish(other)
+    for _ in range(30):
+        text.token_ids += [9, 1, 2, 3]
+        proposer.find([text], [4], [True])
+    assert proposer.find([other], [4], [True]) == before

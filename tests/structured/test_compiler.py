@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -12,14 +13,20 @@ import numpy as np
 import pytest
 
 from paceline import SamplingParams, StructuredOutputsParams
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, QueueFullError
 from paceline.structured import compiler as compiler_module
 from paceline.structured.compiler import GrammarCompiler
 from paceline.structured.vocabulary import Vocabulary, allows, is_single
 
 from .conftest import World
 
+MANY = [{"pattern": f"[ab]*a[ab]{{{k}}}"} for k in range(9)]
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"json": {"type": "string", "allOf": MANY}}, "allOf: more than 8 patterns"),
+    ({"json": {"properties": {"a": {"allOf": [MANY[0], {"anyOf": [{"allOf": MANY[1:]}]}]}}}}, "more than 8 patterns"),
+    ({"json": {"allOf": [{"$ref": "#/$defs/a~1b"}], "$defs": {"a/b": {"allOf": MANY}}}}, "more than 8 patterns"),
+    ({"grammar": "start: X\nX: " + " & ".join("/a&b/" for _ in range(10))}, "more than 8 intersections"),
     ({"json": {"type": "strin"}}, "strin"),
     ({"json": {"$ref": "http://example.org/schema"}}, "not fetch"),
     ({"json": {"not": {"type": "string"}}}, "not"),
@@ -76,7 +83,7 @@ PROBE = """
 import sys
 from paceline.structured.compiler import GrammarCompiler
 from paceline.structured.params import StructuredOutputsParams
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, QueueFullError
 from paceline.tokenizer import load_tokenizer
 sys.path.insert(0, sys.argv[2])
 from structured.test_compiler import HOSTILE
@@ -121,6 +128,78 @@ def test_compilation_ends_in_time(world: World, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ConfigError, match=r"structured_outputs.regex='a': .*not compiled within"):
         compiler.compile(StructuredOutputsParams(regex="a"))
     release.set()
+
+
+def test_compilers_that_nobody_waits_for_count(world: World, monkeypatch: pytest.MonkeyPatch):
+    """They cannot be stopped: as many as may run at a time, then no more until one ends. They give way to others."""
+    release, running = threading.Event(), []
+    real = compiler_module.new_matcher
+
+    def stuck(*arguments: Any) -> Any:
+        running.append(threading.get_native_id())
+        release.wait()
+        return real(*arguments)
+
+    monkeypatch.setattr(compiler_module, "COMPILE_SECONDS", 0.05)
+    monkeypatch.setattr(compiler_module, "YIELD_AFTER", 0.02)
+    monkeypatch.setattr(compiler_module, "new_matcher", stuck)
+    compiler = GrammarCompiler(world.plain.tokenizer, world.vocab)
+    for i in range(compiler_module.MAX_COMPILING):
+        with pytest.raises(ConfigError, match="not compiled within"):
+            compiler.compile(StructuredOutputsParams(regex=f"a{{{i + 1}}}"))
+    with pytest.raises(QueueFullError, match="structured_outputs: 4 other grammars"):
+        compiler.compile(StructuredOutputsParams(regex="b"))
+    assert len(running) == compiler_module.MAX_COMPILING
+    if sys.platform == "linux":
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in running} == {compiler_module.LATE}
+    monkeypatch.setattr(compiler_module, "COMPILE_SECONDS", 600.0)
+    release.set()
+    assert compiler.compile(StructuredOutputsParams(regex="b"))
+
+
+def test_a_thread_that_cannot_be_started_holds_no_place(world: World, monkeypatch: pytest.MonkeyPatch):
+    compiler = GrammarCompiler(world.plain.tokenizer, world.vocab)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _no_thread)
+        for _ in range(compiler_module.MAX_COMPILING + 1):
+            with pytest.raises(QueueFullError, match="can't start new thread"):
+                compiler.compile(StructuredOutputsParams(regex="b"))
+    assert compiler.compile(StructuredOutputsParams(regex="b"))
+
+
+def _no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_no_step_waits_for_a_slow_grammar_to_be_compiled_again(world: World, monkeypatch: pytest.MonkeyPatch):
+    """A quick one is; a slow one that met a limit goes on with what it has, and the next request gets a new one."""
+    params = StructuredOutputsParams(regex="[ab]{3}")
+    compiler = GrammarCompiler(world.plain.tokenizer, world.vocab)
+    quick = compiler.compile(params)
+    quick.fresh_matcher()
+    assert not quick.spent and compiler.compile(params) is quick
+    quick._seconds = compiler_module.FRESH_SECONDS + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler_module, "new_matcher", None)
+        assert not quick.fresh_matcher().is_error()
+    assert quick.spent and not compiler.knows(params)
+    assert compiler.compile(params) is not quick and compiler.knows(params)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"json": {"type": "string", "allOf": MANY[:3]}},
+        {"json": {"type": "object", "properties": {f"p{i}": p for i, p in enumerate(MANY)}, "allOf": [{"$ref": "#"}]}},
+        {"json": {"type": "string", "allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"allOf": [{"$ref": "#"}]}}}},
+        {"grammar": 'start: "' + "&" * 40 + '" | /&&&&&&&&&&&&/ // &&&&&&&&&&&&&'},
+    ],
+)
+def test_what_only_looks_like_many_intersections_is_none(world: World, asked: dict[str, Any]):
+    try:
+        GrammarCompiler(world.plain.tokenizer, world.vocab).compile(StructuredOutputsParams(**asked))
+    except ConfigError as error:
+        assert "more than" not in str(error)
 
 
 def test_grammars_are_compiled_once(world: World):

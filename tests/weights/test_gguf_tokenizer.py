@@ -139,7 +139,7 @@ def write_model(path: Path, pre: str, merges: tuple[str, ...], *extra: tuple) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pre", ["default", "gpt-2", "smollm", "qwen2", "llama-bpe", "starcoder", "dbrx"])
+@pytest.mark.parametrize("pre", ["default", "gpt-2", "smollm", "qwen2", "qwen35", "llama-bpe", "starcoder", "dbrx"])
 def test_pre_tokenizers_equal_llama_cpp(tmp_path, merges, pre):
     path = write_model(tmp_path / "m.gguf", pre, merges)
     ours, theirs = load_tokenizer(path), LlamaCpp(path)

@@ -1,0 +1,103 @@
+"""Commands that know what other engines call an option: a wrong name is answered with the one that stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import typer.core
+
+# option of another engine -> (the options here that do it, the first that a command has is named; else what to say)
+OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "--alias": (("--served-model-name",), ""),
+    "--ctx-size": (("--max-model-len",), ""),
+    "--dataset-name": (("--dataset",), ""),
+    "--dataset-path": (("--dataset",), ""),
+    "--draft": (("--num-speculative-tokens",), ""),
+    "--draft-max": (("--num-speculative-tokens",), ""),
+    "--enforce-eager": ((), "leave it out: there is nothing to compile"),
+    "--gpu-memory-utilization": (("--kv-cache-space",), "leave it out: memory is taken as it is needed"),
+    "--max-concurrency": (("--concurrency",), ""),
+    "--max-new-tokens": (("--max-tokens", "--output-len"), ""),
+    "--model": ((), "the model is an argument: paceline {command} MODEL"),
+    "--model-draft": (("--speculative-config",), ""),
+    "--n-gpu-layers": ((), "leave it out: models run on the processor"),
+    "--n-predict": (("--max-tokens", "--output-len"), ""),
+    "--parallel": (("--max-num-seqs", "--concurrency"), ""),
+    "--pipeline-parallel-size": (("--threads",), ""),
+    "--prompt": ((), "the prompt is an argument: paceline generate TEXT"),
+    "--speculative-model": (("--speculative-config",), ""),
+    "--swap-space": (("--kv-cache-space",), "leave it out: memory is taken as it is needed"),
+    "--temp": (("--temperature",), ""),
+    "--tensor-parallel-size": (("--threads",), ""),
+    "--tokenizer": ((), "leave it out: the tokenizer comes with the model"),
+    "-c": (("--max-model-len",), ""),
+    "-m": ((), "the model is an argument: paceline {command} MODEL"),
+    "-md": (("--speculative-config",), ""),
+    "-ngl": ((), "leave it out: models run on the processor"),
+    "-p": ((), "the prompt is an argument: paceline generate TEXT"),
+    "-tp": (("--threads",), ""),
+}
+COMMANDS = {
+    "complete": "generate",
+    "completion": "generate",
+    "download": "pull",
+    "run": "generate",
+    "server": "serve",
+}
+
+
+def _hint(option: str, command: Any) -> str:
+    """What to use instead in this command; empty: nothing is known."""
+    wanted, remedy = OPTIONS.get(option, ((), ""))
+    own = {spelled for parameter in command.params for spelled in parameter.opts}
+    found = next((name for name in wanted if name in own), "")
+    return f"use {found}" if found else remedy.format(command=command.name)
+
+
+def _explain(error: Exception, command: Any) -> None:
+    """Add the hint to an error about an option that there is not, or about a model that is no argument here."""
+    said = str(getattr(error, "message", ""))
+    if said.startswith("Got unexpected extra argument") and any("--model" in p.opts for p in command.params):
+        error.message = f"{said}; the model is an option: --model MODEL"  # type: ignore[attr-defined]
+        return
+    option = str(getattr(error, "option_name", ""))
+    hint = _hint(option, command) if hasattr(error, "possibilities") else ""
+    if hint:
+        error.message = f"No such option: {option}; {hint}"  # type: ignore[attr-defined]
+        error.possibilities = None  # type: ignore[attr-defined]
+
+
+class Command(typer.core.TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _explain(error, self)
+            raise
+
+
+class Group(typer.core.TyperGroup):
+    """known: names of commands that others use -> ours."""
+
+    known: Mapping[str, str] = COMMANDS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            _explain(error, self)
+            raise
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in self.known and args[0] not in self.commands:
+            ctx.fail(f"No such command {args[0]!r}; use {self.known[args[0]]!r}")
+        return super().resolve_command(ctx, args)
+
+
+class BenchGroup(Group):
+    known = {  # noqa: RUF012 (of the class, never changed)
+        "latency": "paceline bench --concurrency 1",
+        "serve": "paceline bench --base-url URL",
+        "throughput": "paceline bench --concurrency N",
+    }
