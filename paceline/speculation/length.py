@@ -7,6 +7,7 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,8 @@ DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
 EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain ones, so that their costs are known
-PLAIN_STEPS = 4  # in a row, when plain decoding is what is tried: only from the second on does it run at its own speed
+PLAIN_STEPS = 12  # in a row, when plain decoding is what is tried
+SETTLED_AFTER = 6  # of them: until then caches are still filled with what drafts needed
 MOST_CURIOSITY = 2.0  # steps whose time is saved up for these, at most
 LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
@@ -196,10 +198,10 @@ class DraftLengthPolicy:
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
-        self._plain_curiosity = 0.0  # and on a few plain steps in a row
+        self._plain_curiosity = math.inf  # and on a few plain steps in a row: at once, the first time
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
-        self._drafted = False  # whether the last step had drafts
+        self._plain_run = 0  # steps without drafts since the last one with some
         self._hopeless = 0  # steps in a row
         self._gain = 1.0 + UPSIDE  # of drafting over plain steps, on average of late
         self._patience = 1
@@ -223,12 +225,12 @@ class DraftLengthPolicy:
         return lengths
 
     def observe_step(self, rows: int, drafts: int, seconds: float) -> None:
-        """What a step with so many drafts in its rows took beside making them. A plain step right behind one with
-        drafts does not count: what it needs may have been pushed out of the caches by what drafts need, so that it
-        tells of neither way of decoding."""
-        if drafts or not self._drafted:
+        """What a step with so many drafts in its rows took beside making them. The first plain steps behind one with
+        drafts do not count: what they need may have been pushed out of the caches by what drafts need, so that they
+        tell of neither way of decoding."""
+        self._plain_run = 0 if drafts else self._plain_run + 1
+        if drafts or self._plain_run > SETTLED_AFTER:
             self.verify.observe(rows, seconds)
-        self._drafted = bool(drafts)
 
     def saved(self, rows: int, limit: int) -> float:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests

@@ -123,21 +123,20 @@ def test_drafts_at_hand_do_not_keep_a_hopeless_drafter_awake() -> None:
 @pytest.mark.parametrize("kept", [0.5, 0.85])
 def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> None:
     """Weights that just fit the caches do not any more beside a drafter's: a plain step among drafted ones is slow."""
-    policy, draw, drafted = DraftLengthPolicy(), random.Random(3), False
+    policy, draw, warm = DraftLengthPolicy(), random.Random(3), 0
     survival = [kept**j for j in range(1, 8)]
     spent = tokens = 0.0
     for step in range(12_000):
         if not policy.worthwhile:
             policy.reconsider(1)
         (length,) = policy.choose([1], [7])
-        cold = drafted or length > 0
-        verify = ((5.5 if cold else 3.3) + 0.3 * length) * draw.uniform(0.95, 1.2)
+        verify = (3.3 + 2.2 * 0.7**warm + 0.3 * length) * draw.uniform(0.95, 1.2)
         policy.observe_step(1 + length, length, verify)
         if length:
             policy.draft.observe(1 + length, 0.7)
             accepted = next((j for j in range(length) if draw.random() > kept), length)
             policy.observe(1, length, accepted)
-        drafted = length > 0
+        warm = 0 if length else warm + 1
         if step >= 4000:
             spent += verify + (0.7 if length else 0.0)
             tokens += 1.0 + sum(survival[:length])
