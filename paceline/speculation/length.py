@@ -7,7 +7,6 @@ other requests of the same drafter showed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,8 +22,8 @@ DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
 EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain ones, so that their costs are known
-PLAIN_STEPS = 12  # in a row, when plain decoding is what is tried
-SETTLED_AFTER = 6  # of them: until then caches are still filled with what drafts needed
+PLAIN_STEPS = 4  # in a row, when plain decoding is what is tried
+SETTLED_AFTER = 1  # of them: until then caches are still filled with what drafts needed
 MOST_CURIOSITY = 2.0  # steps whose time is saved up for these, at most
 LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
@@ -198,7 +197,7 @@ class DraftLengthPolicy:
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
-        self._plain_curiosity = math.inf  # and on a few plain steps in a row: at once, the first time
+        self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
         self._plain_run = 0  # steps without drafts since the last one with some
