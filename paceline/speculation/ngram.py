@@ -142,7 +142,7 @@ class NgramProposer:
         for sequence, room in zip(sequences, rooms, strict=True):
             name = sequence.request_id
             self._score(sequence)
-            guess = self.guess(sequence, room)
+            guess = self.guess(sequence, room) if room else []  # no index for those that do not draft
             if guess:
                 self._guessed[name] = (len(sequence.token_ids), guess)
             out.append(self._own.get(name, Acceptance()).survival(len(guess), self._prior))
