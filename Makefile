@@ -39,7 +39,8 @@ test: setup $(STAMPS)/test ## run the tests (under 10 minutes)
 
 # Kernel tests run every path by themselves; these show the whole engine on each. The best path runs every test.
 PATHS := portable avx2 avx512 avx512_bf16
-PATH_TESTS := tests/engine tests/golden tests/sampling
+PATH_TESTS := tests/golden tests/sampling $(patsubst %,tests/engine/test_%.py,dflash drafters families hybrid \
+  int8_cache lossless mtp quantised recurrent trees)
 
 test-full: setup $(STAMPS)/full ## run every test: references, fuzzing, each instruction set (under 45 minutes)
 	@for isa in $(PATHS); do \
