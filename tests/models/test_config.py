@@ -137,7 +137,7 @@ def test_rope_is_finite_or_refused(theta, low, high, factor):
         assert (rope.inv_freq > 0).all() and np.isfinite(rope.inv_freq).all()
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "gemma2", "mixtral", "qwen3_next", None, 7])
+@pytest.mark.parametrize("kind", ["gpt2", "olmo2", "mixtral", "qwen3_next", None, 7])
 def test_other_families_are_refused_by_name(tmp_path, kind):
     folder = write(tmp_path, {**BASE, "model_type": kind}, tensors_of(Shape()))
     with pytest.raises(ConfigError, match=rf"model_type = {kind!r}.*llama, .*qwen2, qwen3"):
