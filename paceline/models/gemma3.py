@@ -3,6 +3,7 @@ MLP; scaled embeddings; soft caps where the config has them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from paceline.models.config import ConfigReader, DecoderConfig, Rope, read_decoder, read_rope
@@ -28,7 +29,14 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
     if own.get("layer_types") is None:
         pattern = reader.integer("sliding_window_pattern", reader.integer("_sliding_window_pattern", 6))
         own["layer_types"] = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
-    traits = Traits(
+    traits = replace(read_traits(reader, hidden), local_rope=local)
+    bias = reader.flag("attention_bias", False)
+    return read_decoder(own, qkv_bias=bias, output_bias=bias, qk_norm=True, traits=traits)
+
+
+def read_traits(reader: ConfigReader, hidden: int) -> Traits:
+    """What Gemma 2 and Gemma 3 have in common."""
+    return Traits(
         activation="gelu_tanh",
         attention_scale=reader.number("query_pre_attn_scalar", 256.0, least=1e-6, most=1e9) ** -0.5,
         attention_softcap=softcap(reader, "attn_logit_softcapping"),
@@ -36,10 +44,7 @@ def read_config(config: dict[str, Any]) -> DecoderConfig:
         embedding_scale=float(hidden) ** 0.5,
         norm_offset=1.0,
         branch_norm_eps=reader.number("rms_norm_eps", 1e-6, least=0, most=1),
-        local_rope=local,
     )
-    bias = reader.flag("attention_bias", False)
-    return read_decoder(own, qkv_bias=bias, output_bias=bias, qk_norm=True, traits=traits)
 
 
 def softcap(reader: ConfigReader, name: str) -> float:
