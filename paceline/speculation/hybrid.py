@@ -17,8 +17,7 @@ import numpy as np
 
 from paceline.sampling import DraftProbs, SamplerMode
 from paceline.speculation.drafting import Drafter, Proposal, SequenceView
-from paceline.speculation.length import FORGET, Acceptance
-from paceline.speculation.ngram import PRIOR_FORGET, NgramProposer, agreement
+from paceline.speculation.ngram import NgramProposer, Scores
 
 RETRY = 16  # drafts by lookup in a row after which the drafter is asked once, to know what it is worth now
 ASSUMED_SHARE = 0.1  # of a step that the drafter takes, until it was timed
@@ -43,9 +42,7 @@ class HybridProposer:
         self.tree_budget = getattr(drafter, "tree_budget", None)
         self.window = 0
         self.chosen = {"ngram": 0, drafter.name: 0}  # drafts by source
-        self._overall = Acceptance()  # of the drafter
-        self._own: dict[Hashable, Acceptance] = {}
-        self._drafted: dict[Hashable, tuple[int, list[int]]] = {}  # length of the text then, and the drafts
+        self._scores = Scores(sampler)  # of the drafter
         self._found: set[Hashable] = set()  # whose turn is lookup's
         self._in_a_row: dict[Hashable, int] = {}
         self._shares: deque[float] = deque(maxlen=TIMES)
@@ -71,7 +68,7 @@ class HybridProposer:
         out = []
         survivals = self.lookup.find(sequences, rooms, able)
         for sequence, room, ok, survival in zip(sequences, rooms, able, survivals, strict=True):
-            self._score(sequence)
+            self._scores.settle(sequence)
             if survival and (not ok or self._prefers_lookup(sequence.request_id, survival, room)):
                 self._found.add(sequence.request_id)
                 out.append(survival)
@@ -93,7 +90,7 @@ class HybridProposer:
             if not limit:
                 continue
             if neural[i]:
-                self._drafted[name] = (len(sequence.token_ids), list(made.drafts[i]))
+                self._scores.expect(sequence, list(made.drafts[i]))
             self._in_a_row[name] = 0 if neural[i] else self._in_a_row.get(name, 0) + 1
             self.chosen[self.drafter.name if neural[i] else "ngram"] += 1
         confidence = made.confidence
@@ -105,19 +102,10 @@ class HybridProposer:
     def _prefers_lookup(self, name: Hashable, survival: Sequence[float], limit: int) -> bool:
         if self._in_a_row.get(name, 0) >= RETRY:
             return False
-        alone = self.sampler == "rejection"
-        share = statistics.median(self._shares) if self._shares and not alone else ASSUMED_SHARE
-        own = self._own.get(name, Acceptance())
-        drafter = 1.0 + sum(own.survival(limit, None if alone else self._overall))
+        timed = self._shares and self.sampler != "rejection"
+        share = statistics.median(self._shares) if timed else ASSUMED_SHARE
+        drafter = 1.0 + sum(self._scores.survival(name, limit))
         return 1.0 + sum(survival) >= drafter * (1.0 - share)
-
-    def _score(self, sequence: SequenceView) -> None:
-        """What became of the drafter's last drafts, from the tokens committed since."""
-        length, drafts = self._drafted.pop(sequence.request_id, (0, []))
-        tested, kept = agreement(drafts, sequence.token_ids[length:])
-        if tested:
-            self._overall.observe(tested, kept, PRIOR_FORGET)
-            self._own.setdefault(sequence.request_id, Acceptance()).observe(tested, kept, FORGET)
 
     def _time_step(self) -> None:
         """The drafter's share of the last step, which lasted until now."""
@@ -131,8 +119,8 @@ class HybridProposer:
 
     def finish(self, sequence: SequenceView) -> None:
         name = sequence.request_id
-        for kept in (self._own, self._drafted, self._in_a_row):
-            kept.pop(name, None)
+        self._scores.forget(name)
+        self._in_a_row.pop(name, None)
         self._found.discard(name)
         self.lookup.finish(sequence)
         self.drafter.finish(sequence)

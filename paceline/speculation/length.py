@@ -18,6 +18,7 @@ from paceline.speculation.tree import DraftTree
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
+PRIOR_FORGET = 0.999  # of what all requests showed
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
@@ -424,10 +425,10 @@ class DraftLengthPolicy:
         cut = self._cut.pop(request, [])
         own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
         if drafted:
-            self.overall.observe(drafted, accepted, 0.999)
+            self.overall.observe(drafted, accepted, PRIOR_FORGET)
             own.observe(drafted, accepted, FORGET)
         if cut and accepted == drafted:
-            self.overall.expect(drafted, cut, 1.0 if drafted else 0.999)
+            self.overall.expect(drafted, cut, 1.0 if drafted else PRIOR_FORGET)
             own.expect(drafted, cut, 1.0 if drafted else FORGET)
 
     def finish(self, request: int) -> None:

@@ -16,9 +16,8 @@ import numpy as np
 
 from paceline.sampling import SamplerMode
 from paceline.speculation.drafting import Proposal, SequenceView
-from paceline.speculation.length import FORGET, Acceptance
+from paceline.speculation.length import FORGET, PRIOR_FORGET, Acceptance
 
-PRIOR_FORGET = 0.999  # weight of what other requests showed, at each guess
 _TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
 
 
@@ -106,12 +105,56 @@ class NgramIndex:
         return window
 
 
+class Scores:
+    """How good one source's guesses have been: each is kept until the text has gone on, used or not.
+
+    In mode "rejection" the text depends on the drafts, so a request does not learn from others there.
+    """
+
+    def __init__(self, sampler: SamplerMode) -> None:
+        self._prior = None if sampler == "rejection" else Acceptance()
+        self._own: dict[Hashable, Acceptance] = {}
+        self._guessed: dict[Hashable, tuple[int, list[int]]] = {}  # length of the text then, and the guess
+
+    def expect(self, sequence: SequenceView, guess: list[int]) -> None:
+        """This is guessed to follow the sequence's text."""
+        self._guessed[sequence.request_id] = (len(sequence.token_ids), guess)
+
+    def expected(self, sequence: SequenceView) -> list[int]:
+        """What is guessed to follow its text as it is now; [] if nothing."""
+        length, guess = self._guessed.get(sequence.request_id, (-1, []))
+        return guess if length == len(sequence.token_ids) else []
+
+    def settle(self, sequence: SequenceView) -> None:
+        """What became of the last guess, from the tokens committed since."""
+        length, guess = self._guessed.pop(sequence.request_id, (0, []))
+        came = sequence.token_ids[length : length + len(guess)]
+        kept = next((j for j, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), None)
+        tested, right = (len(came), len(came)) if kept is None else (len(guess), kept)
+        if tested:
+            if self._prior is not None:
+                self._prior.observe(tested, right, PRIOR_FORGET)
+            self._own.setdefault(sequence.request_id, Acceptance()).observe(tested, right, FORGET)
+
+    def survival(self, name: Hashable, length: int) -> list[float]:
+        """Chance of each of `length` guesses for a request that it is kept together with those before it."""
+        return self._own.get(name, Acceptance()).survival(length, self._prior)
+
+    def forget(self, name: Hashable) -> None:
+        self._own.pop(name, None)
+        self._guessed.pop(name, None)
+
+    def __len__(self) -> int:
+        """Requests that something is kept of."""
+        return len(self._own.keys() | self._guessed.keys())
+
+
 class NgramProposer:
     """Prompt lookup over prompt and output of each sequence, as a drafter of the step loop. An index follows its
     sequence's text by itself: it takes in what is new, and forgets what was cut off.
 
     Every guess is scored against the tokens that came, whether or not it was used: a guess costs nothing, so what one
-    is worth is always known. In mode "rejection" the text depends on the drafts, so other requests are kept out of it.
+    is worth is always known.
     """
 
     name = "ngram"
@@ -126,9 +169,7 @@ class NgramProposer:
         self._sizes = (prompt_lookup_min, prompt_lookup_max)
         NgramIndex(*self._sizes)  # checks them
         self._indexes: dict[Hashable, NgramIndex] = {}
-        self._prior = None if sampler == "rejection" else Acceptance()
-        self._own: dict[Hashable, Acceptance] = {}
-        self._guessed: dict[Hashable, tuple[int, list[int]]] = {}  # length of the text then, and the guess
+        self.scores = Scores(sampler)
 
     def cache_bytes(self, blocks: int, max_num_seqs: int) -> int:
         return 0
@@ -140,12 +181,11 @@ class NgramProposer:
         """See `Finder`."""
         out = []
         for sequence, room in zip(sequences, rooms, strict=True):
-            name = sequence.request_id
-            self._score(sequence)
+            self.scores.settle(sequence)
             guess = self.guess(sequence, room) if room else []  # no index for those that do not draft
             if guess:
-                self._guessed[name] = (len(sequence.token_ids), guess)
-            out.append(self._own.get(name, Acceptance()).survival(len(guess), self._prior))
+                self.scores.expect(sequence, guess)
+            out.append(self.scores.survival(sequence.request_id, len(guess)))
         return out
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Proposal:
@@ -153,9 +193,9 @@ class NgramProposer:
 
     def guess(self, sequence: SequenceView, max_drafts: int) -> list[int]:
         """At most max_drafts guesses of the tokens after sequence.token_ids; [] if nothing like them came before."""
-        length, guess = self._guessed.get(sequence.request_id, (-1, []))
-        if length == len(sequence.token_ids) and len(guess) >= max_drafts:
-            return guess[:max_drafts]
+        known = self.scores.expected(sequence)
+        if len(known) >= max_drafts:
+            return known[:max_drafts]
         return self._synchronised(sequence).propose(max_drafts)
 
     def observe(self, items: Sequence[tuple[SequenceView, int, np.ndarray]]) -> None:
@@ -163,17 +203,8 @@ class NgramProposer:
 
     def finish(self, sequence: SequenceView) -> None:
         """The sequence ended: drop its index. Unknown sequences are ignored."""
-        for kept in (self._indexes, self._own, self._guessed):
-            kept.pop(sequence.request_id, None)
-
-    def _score(self, sequence: SequenceView) -> None:
-        """What became of the last guess, from the tokens committed since."""
-        length, guess = self._guessed.pop(sequence.request_id, (0, []))
-        tested, kept = agreement(guess, sequence.token_ids[length:])
-        if tested:
-            if self._prior is not None:
-                self._prior.observe(tested, kept, PRIOR_FORGET)
-            self._own.setdefault(sequence.request_id, Acceptance()).observe(tested, kept, FORGET)
+        self._indexes.pop(sequence.request_id, None)
+        self.scores.forget(sequence.request_id)
 
     def _synchronised(self, sequence: SequenceView) -> NgramIndex:
         index = self._indexes.get(sequence.request_id)
@@ -185,10 +216,3 @@ class NgramProposer:
         if len(index) < len(text):
             index.extend(text[len(index) :])
         return index
-
-
-def agreement(guess: Sequence[int], came: Sequence[int]) -> tuple[int, int]:
-    """How many guesses the tokens that came put to the test, and how many of them were right up to the first that was
-    not."""
-    kept = next((j for j, (a, b) in enumerate(zip(guess, came, strict=False)) if a != b), None)
-    return (min(len(guess), len(came)),) * 2 if kept is None else (len(guess), kept)

@@ -103,8 +103,8 @@ def test_the_rest_of_the_protocol_goes_to_both() -> None:
     proposer.observe([(text, 0, np.zeros((1, 1)))])
     proposer.finish(text)
     assert len(drafter.seen) == 1 and drafter.ended == [text]
-    assert not any((proposer._drafted, proposer._own, proposer._in_a_row, proposer._found))
-    assert not any((proposer.lookup._indexes, proposer.lookup._own, proposer.lookup._guessed))
+    assert not any((proposer._scores, proposer._in_a_row, proposer._found))
+    assert not any((proposer.lookup._indexes, proposer.lookup.scores))
 
 
 @pytest.mark.parametrize("kind", ["dense", "shared ids", "own ids"])
