@@ -9,8 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.errors import EngineError
 from paceline.outputs import CompletionOutput, RequestOutput
 from paceline.speculation import factory
 from paceline.speculation.drafting import Proposal
@@ -252,3 +254,21 @@ def assert_stats(output: RequestOutput) -> None:
 
 def params_of(text: str = "", **values: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "max_tokens": 24, **values})
+
+
+def run_with_failing_passes(llm: LLM) -> None:
+    """Step until nothing runs; some steps fail between their pass and its commit, and are made again."""
+
+    def fail(*_: Any) -> Any:
+        raise EngineError("made up")
+
+    commit = llm.engine._commit
+    for step in range(200):
+        if not llm.engine.busy:
+            break
+        if step in (0, 1, 4, 9, 10):
+            llm.engine._commit = fail  # type: ignore[method-assign]
+            with pytest.raises(EngineError, match="made up"):
+                llm._step()
+            llm.engine._commit = commit  # type: ignore[method-assign]
+        llm._step()

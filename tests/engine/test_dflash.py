@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from safetensors.numpy import save_file
 from paceline import LLM, SamplingParams
 from paceline.speculation.dflash import DFlashProposer
 
+from .distributions import assert_samples_follow
 from .harness import assert_idle, assert_same, assert_stats, watched
 
 TARGET = Shape("qwen3", vocab=40, hidden=32, inner=40, layers=3, heads=2, kv_heads=1, context=640)
@@ -283,37 +283,6 @@ def test_context_rows_are_those_of_committed_tokens(target, drafters, name):
 # ---- rejection sampling
 
 
-def chi_square_p(observed: np.ndarray, expected: np.ndarray) -> float:
-    """Upper tail of the statistic, cells of small expectation pooled (Wilson and Hilferty's approximation)."""
-    small = expected < 6
-    if small.any():
-        observed = np.append(observed[~small], observed[small].sum())
-        expected = np.append(expected[~small], expected[small].sum())
-    df = len(expected) - 1
-    x = float(((observed - expected) ** 2 / expected).sum())
-    z = ((x / df) ** (1 / 3) - (1 - 2 / (9 * df))) / math.sqrt(2 / (9 * df))
-    return 0.5 * math.erfc(z / math.sqrt(2))
-
-
-def warped(logits: np.ndarray, temperature: float, top_k: int) -> np.ndarray:
-    x = logits.astype(np.float64) / temperature
-    if top_k:
-        x = np.where(x >= np.sort(x, axis=-1)[..., -top_k, None], x, -np.inf)
-    p = np.exp(x - x.max(-1, keepdims=True))
-    return p / p.sum(-1, keepdims=True)
-
-
-def joint(llm: LLM, prompt: list[int], depth: int, temperature: float, top_k: int) -> np.ndarray:
-    """Probability of every sequence of `depth` tokens, [V] * depth, from the model's own logits."""
-    vocab = llm.model.vocab_size
-    out = np.empty((vocab,) * depth)
-    for rest in np.ndindex(*(vocab,) * (depth - 1)):
-        logits, _ = llm.model.logits([*prompt, *rest])
-        p = warped(logits[len(prompt) - 1 :], temperature, top_k)
-        out[rest] = np.prod([p[i, t] for i, t in enumerate(rest)]) * p[-1]
-    return out
-
-
 CHI = Shape("qwen3", vocab=7, hidden=16, inner=24, layers=2, heads=2, kv_heads=1, sharp=0.8, seed=4, context=64)
 
 
@@ -344,30 +313,7 @@ def test_samples_follow_the_model(tmp_path, sampler, method, temperature, top_k,
         config = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2, "num_speculative_tokens": 3}
     options: dict[str, Any] = {"threads": 1, "dtype": "float32", "max_num_seqs": 64, "kv_cache_space": 0.05}
     llm = watched(LLM(target, speculative_config=config, sampler=sampler, **options))
-    prompt = [1, 4, 2, 4, 1, 1, 4]
-    observed = np.zeros((CHI.vocab,) * 3)
-    accepted = drafted = 0
-    for first in range(0, samples, 1000):
-        params = [
-            SamplingParams(temperature=temperature, top_k=top_k, seed=i, max_tokens=4, ignore_eos=True)
-            for i in range(first, first + 1000)
-        ]
-        for output in llm.generate([prompt] * 1000, params):
-            observed[tuple(output.outputs[0].token_ids[:3])] += 1
-            accepted += output.metrics.spec_decode.num_accepted_tokens
-            drafted += output.metrics.spec_decode.num_draft_tokens
-    if method != "none":
-        assert drafted > samples / 2 and 0.03 < accepted / drafted < 0.95, (
-            "both kept and replaced drafts are put to the test"
-        )
-    want = joint(llm, prompt, 3, temperature, top_k)
-    assert abs(want.sum() - 1) < 1e-9
-    assert observed[want == 0].sum() == 0
-    alive = want > 0
-    assert chi_square_p(observed[alive], want[alive] * samples) > 0.001
-    # the test can tell a slightly wrong distribution from the right one
-    off = joint(llm, prompt, 3, temperature * 1.35, top_k)
-    assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
+    assert_samples_follow(llm, temperature, top_k, samples, most_kept=None if method == "none" else 0.95)
     assert_idle(llm)
 
 

@@ -13,8 +13,9 @@ from models.tiny import Draft, Shape, write_drafter, write_target
 from paceline import LLM, SamplingParams
 from paceline.speculation.dspark import DSparkProposer
 
+from .distributions import assert_samples_follow
 from .harness import assert_idle, assert_same, assert_stats, watched
-from .test_dflash import PARAMS, chi_square_p, joint
+from .test_dflash import PARAMS
 
 TARGET = Shape("qwen3", vocab=40, hidden=32, inner=40, layers=3, heads=2, kv_heads=1, context=640)
 WINDOW = 32
@@ -163,25 +164,7 @@ def test_samples_follow_the_model(tmp_path, name, sampler, temperature, top_k, s
     config = {**write_any(tmp_path / "drafter", CHI, d), **extra}
     options: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_space": 0.05, "sampler": sampler}
     llm = open_llm(target, config, **options)
-    prompt = [1, 4, 2, 4, 1, 1, 4]
-    observed = np.zeros((CHI.vocab,) * 3)
-    accepted = drafted = 0
-    for first in range(0, samples, 1000):
-        params = [
-            SamplingParams(temperature=temperature, top_k=top_k, seed=i, max_tokens=4, ignore_eos=True)
-            for i in range(first, first + 1000)
-        ]
-        for output in llm.generate([prompt] * 1000, params):
-            observed[tuple(output.outputs[0].token_ids[:3])] += 1
-            accepted += output.metrics.spec_decode.num_accepted_tokens
-            drafted += output.metrics.spec_decode.num_draft_tokens
-    assert drafted > samples / 2 and 0.03 < accepted / drafted < 0.97
-    want = joint(llm, prompt, 3, temperature, top_k)
-    alive = want > 0
-    assert observed[~alive].sum() == 0
-    assert chi_square_p(observed[alive], want[alive] * samples) > 0.001
-    off = joint(llm, prompt, 3, temperature * 1.35, top_k)
-    assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
+    assert_samples_follow(llm, temperature, top_k, samples, most_kept=0.97)
     assert_idle(llm)
 
 

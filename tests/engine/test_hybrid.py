@@ -12,7 +12,7 @@ from models.hybrid import HybridShape, write_hybrid
 from models.tiny import Draft, Shape, write_drafter
 
 from paceline import LLM, SamplingParams
-from paceline.errors import CapacityError, ConfigError, EngineError
+from paceline.errors import CapacityError, ConfigError
 
 from .harness import (
     Oracle,
@@ -28,6 +28,7 @@ from .harness import (
     nothing,
     open_llm,
     repeat_last,
+    run_with_failing_passes,
     scripted,
     watched,
     wrong,
@@ -301,26 +302,13 @@ def test_a_pass_that_fails_leaves_other_requests_right(hybrid: Hybrids) -> None:
     want = hybrid.plain.generate(prompts, GREEDY)
     for output in want:
         oracle.learn(output)
-    commit = llm.engine._commit
     with scripted(llm, half_right(oracle, V, 9)), llm._lock:
         requests = [llm._add(p, GREEDY, (7, True)) for p in prompts]
-        for step in range(200):
-            if not llm.engine.busy:
-                break
-            if step in (0, 1, 4, 9, 10):
-                llm.engine._commit = _raise  # type: ignore[method-assign]
-                with pytest.raises(EngineError, match="made up"):
-                    llm._step()
-                llm.engine._commit = commit  # type: ignore[method-assign]
-            llm._step()
+        run_with_failing_passes(llm)
     for request, his in zip(requests, want, strict=True):
         assert_same(request.output(), his, "failed passes")
     assert watch.compared > 10
     assert_idle(llm)
-
-
-def _raise(*_: Any) -> Any:
-    raise EngineError("made up")
 
 
 def test_a_drafter_that_rested_catches_up(hybrid: Hybrids) -> None:

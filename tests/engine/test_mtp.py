@@ -14,12 +14,13 @@ from models.test_mtp import TransformersPredictor
 from native.paths import NAMES, runs_here
 
 from paceline import LLM, SamplingParams
-from paceline.errors import CheckpointError, ConfigError, EngineError
+from paceline.errors import CheckpointError, ConfigError
 from paceline.speculation.mtp import MTPProposer
 
-from .harness import assert_idle, assert_same, assert_stats, watched
+from .distributions import assert_samples_follow
+from .harness import assert_idle, assert_same, assert_stats, run_with_failing_passes, watched
 from .hybrid import StateWatch
-from .test_dflash import PARAMS, chi_square_p, joint
+from .test_dflash import PARAMS
 
 SHAPE = HybridShape(vocab=60, full=(2,), seed=3)
 MTP: dict[str, Any] = {"method": "mtp"}
@@ -207,26 +208,14 @@ def test_a_pass_that_fails_between_draft_and_commit_leaves_no_trace(target):
     llm = open_llm(target, MTP)
     batch = prompts(50, 20)
     want = open_llm(target, None).generate(batch, GREEDY)
-    rounds, commit = Rounds(llm), llm.engine._commit
+    rounds = Rounds(llm)
     with llm._lock:
         requests = [llm._add(p, GREEDY, llm._draft_length(True, None)) for p in batch]
-        for step in range(200):
-            if not llm.engine.busy:
-                break
-            if step in (0, 1, 4, 9, 10):
-                llm.engine._commit = _raise  # type: ignore[method-assign]
-                with pytest.raises(EngineError, match="made up"):
-                    llm._step()
-                llm.engine._commit = commit  # type: ignore[method-assign]
-            llm._step()
+        run_with_failing_passes(llm)
     for request, his in zip(requests, want, strict=True):
         assert_same(request.output(), his, "failed passes")
     rounds.check(least=50)
     assert_idle(llm)
-
-
-def _raise(*_: Any) -> Any:
-    raise EngineError("made up")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -262,25 +251,7 @@ def test_samples_follow_the_model(tmp_path, sampler, temperature, top_k, samples
     """Joint distribution of the three tokens behind a prompt, through the whole engine, against exact enumeration."""
     options: dict[str, Any] = {"max_num_seqs": 64, "kv_cache_space": 0.05, "sampler": sampler}
     llm = open_llm(write_predicting(tmp_path, CHI), MTP, **options)
-    prompt = [1, 4, 2, 4, 1, 1, 4]
-    observed = np.zeros((CHI.vocab,) * 3)
-    accepted = drafted = 0
-    for first in range(0, samples, 1000):
-        params = [
-            SamplingParams(temperature=temperature, top_k=top_k, seed=i, max_tokens=4, ignore_eos=True)
-            for i in range(first, first + 1000)
-        ]
-        for output in llm.generate([prompt] * 1000, params):
-            observed[tuple(output.outputs[0].token_ids[:3])] += 1
-            accepted += output.metrics.spec_decode.num_accepted_tokens
-            drafted += output.metrics.spec_decode.num_draft_tokens
-    assert drafted > samples / 2 and 0.03 < accepted / drafted < 0.97
-    want = joint(llm, prompt, 3, temperature, top_k)
-    alive = want > 0
-    assert observed[~alive].sum() == 0
-    assert chi_square_p(observed[alive], want[alive] * samples) > 0.001
-    off = joint(llm, prompt, 3, temperature * 1.35, top_k)
-    assert chi_square_p(observed[alive], off[alive] * samples) < 0.001
+    assert_samples_follow(llm, temperature, top_k, samples, most_kept=0.97)
 
 
 @pytest.mark.slow
