@@ -18,18 +18,14 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.speculation.mtp import MTPProposer
 
 from .distributions import assert_samples_follow
-from .harness import assert_idle, assert_same, assert_stats, run_with_failing_passes, watched
+from .harness import assert_idle, assert_same, assert_stats, run_with_failing_passes
 from .hybrid import StateWatch
 from .test_dflash import PARAMS
+from .test_drafters import open_llm
 
 SHAPE = HybridShape(vocab=60, full=(2,), seed=3)
 MTP: dict[str, Any] = {"method": "mtp"}
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=30, ignore_eos=True, logprobs=1)
-
-
-def open_llm(target: Path, config: dict[str, Any] | None, *, adaptive: bool = False, **options: Any) -> LLM:
-    llm = LLM(target, **{"threads": 1, "dtype": "float32", "speculative_config": config, **options})
-    return watched(llm, adaptive=adaptive)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
