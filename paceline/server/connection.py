@@ -15,30 +15,79 @@ from paceline.server.transport import JsonResponse, dumps
 # last piece of a body. It copies a header that comes in pieces once per piece, so an endless one stalls the loop.
 MAX_HEAD: Final = 64 << 10  # bytes
 HEAD_SECONDS: Final = 30.0  # for a connection's first byte to its first request, and for the head of each later one
+LINGER_SECONDS: Final = 2.0  # for a client that is still sending when it has been answered for the last time,
+LINGER_BYTES: Final = 1 << 20  # and what of it is thrown away at most
 PROBES: Final = frozenset({"/health", "/ping", "/metrics"})  # answered even where there are too many connections
 
 
+class LingeringTransport:
+    """Closes so that the last answer arrives.
+
+    A socket that is closed over bytes which nobody read, or that more bytes come to, is reset, and the client may lose
+    the answer (a refused key, a body too large) with it. So while a client is still sending, only the server's half is
+    closed, and what comes is thrown away, until the client closes or there was enough of it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, protocol: Connection) -> None:
+        self._transport, self._protocol = transport, protocol
+        self._end: asyncio.TimerHandle | None = None
+        self._thrown_away = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._end is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing() or not self._protocol.is_receiving or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._protocol.flow.resume_reading()
+        self._transport.write_eof()
+        self._end = self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
+
+    def write(self, data: bytes) -> None:
+        if self._end is None:
+            self._transport.write(data)
+
+    def throw_away(self, data: bytes) -> None:
+        self._thrown_away += len(data)
+        if self._thrown_away > LINGER_BYTES:
+            self._transport.close()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        if self._end is not None:
+            self._end.cancel()
+
+
 class Connection(HttpToolsProtocol):
-    """head_seconds: as HEAD_SECONDS; tests shorten it."""
+    """head_seconds, linger_seconds: as HEAD_SECONDS and LINGER_SECONDS; tests shorten them."""
 
     head_seconds = HEAD_SECONDS
+    linger_seconds = LINGER_SECONDS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most, self.limit_concurrency = self.limit_concurrency, None  # counted here, for an answer in JSON
         self._swallowed = 0
+        self.is_receiving = False  # whether a request has begun to come that has not come whole
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_there()
+        self._lingering.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
+            self._lingering.throw_away(data)
             return
         if self._late is None and (self.cycle is None or self.cycle.response_complete):
             self._wait_for_head()
@@ -46,6 +95,10 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._swallowed > MAX_HEAD:
             self._refuse(ApiError(431, f"the request's headers are larger than {MAX_HEAD} bytes"))
+
+    def on_message_begin(self) -> None:
+        self.is_receiving = True
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._swallowed = 0
@@ -64,6 +117,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._swallowed = 0
+        self.is_receiving = False
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:

@@ -43,6 +43,33 @@ def answer(connection: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(status.split()[1]), dict(line.lower().split(": ", 1) for line in lines), body
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.002, 0.05])
+def test_a_body_that_comes_after_its_answer_does_not_take_the_answer_away(llm, wait):
+    """The key is refused without the body, which many clients send apart from the head."""
+    body = BODY * 2000  # in several pieces
+    with live(llm, api_keys=("key",)) as server:
+        for _ in range(40):
+            with connect(server) as connection:
+                connection.sendall(POST + b"content-length: %d\r\n\r\n" % len(body))
+                time.sleep(wait)
+                connection.sendall(body)
+                data = b""
+                while piece := connection.recv(1 << 16):  # a reset fails here, or while sending
+                    data += piece
+            assert data.startswith(b"HTTP/1.1 401") and b"invalid_api_key" in data
+        until(lambda: not server.server.server_state.connections)
+
+
+def test_a_client_that_goes_on_sending_is_not_listened_to_for_long(llm, monkeypatch):
+    monkeypatch.setattr(Connection, "linger_seconds", 0.2)
+    with live(llm, api_keys=("key",)) as server, connect(server) as connection:
+        connection.sendall(POST + b"content-length: 5\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 401")
+        until(lambda: not server.server.server_state.connections)  # though the client sends nothing and does not close
+    with live(llm, api_keys=("key",)) as server, connect(server) as connection:
+        assert flood(connection, POST + b"content-length: 99999999\r\n\r\n", b"x" * 65536) < 64 << 20
+
+
 def flood(connection: socket.socket, start: bytes, unit: bytes, most: int = 64 << 20) -> int:
     """Send without end, until the server does not want any more; how many bytes that took."""
     sent = 0
