@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -24,6 +24,9 @@ from paceline.cli.arms import (
 from paceline.cli.hints import BenchGroup, Command
 from paceline.errors import PacelineError
 
+if TYPE_CHECKING:
+    from paceline.bench.local import LocalBackend
+
 bench_app = typer.Typer(
     cls=BenchGroup,
     invoke_without_command=True,
@@ -35,6 +38,16 @@ ARMS_PANEL = "What is compared"
 REPEATS = 3
 DEFAULT_SEQS = 32  # requests that an engine takes at once unless told otherwise
 
+RandomWeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--random-weights",
+        metavar="SHAPE",
+        help="SYNTHETIC: random weights in the shape of Qwen3-4B, Qwen3-8B, Llama-3.1-8B, ... or of a config.json: "
+        "real times at real sizes, made-up text.",
+        rich_help_panel=ARMS_PANEL,
+    ),
+]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
@@ -142,16 +155,7 @@ def bench(
             rich_help_panel=ARMS_PANEL,
         ),
     ] = None,
-    random_weights: Annotated[
-        str | None,
-        typer.Option(
-            "--random-weights",
-            metavar="SHAPE",
-            help="SYNTHETIC: random weights in the shape of Qwen3-4B, Qwen3-8B, Llama-3.1-8B, ... or of a config.json: "
-            "real times at real sizes, made-up text.",
-            rich_help_panel=ARMS_PANEL,
-        ),
-    ] = None,
+    random_weights: RandomWeightsOption = None,
     synthetic_acceptance: Annotated[
         str,
         typer.Option(
@@ -341,6 +345,7 @@ def _fail_on(rows: list[dict[str, Any]], opened: Opened) -> None:
 
 @bench_app.command(cls=Command)
 def kernels(
+    context: typer.Context,
     model: opt.ModelOption = opt.DEFAULT_MODEL,
     rows: Annotated[
         str, typer.Option("--rows", metavar="NS", help="Rows (tokens) in a pass, with commas between them.")
@@ -353,6 +358,7 @@ def kernels(
     quantization: opt.QuantizationOption = opt.DEFAULT_QUANTIZATION,
     kv_cache_dtype: opt.KVCacheDtypeOption = opt.DEFAULT_KV_CACHE_DTYPE,
     threads: opt.ThreadsOption = None,
+    random_weights: RandomWeightsOption = None,
     output: OutputOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -370,11 +376,17 @@ def kernels(
 
     if output is not None:
         check_writable(output, "--output")
-    llm = open_llm(
-        opt.EngineOptions(
-            model, dtype, threads, speculation=False, quantization=quantization, kv_cache_dtype=kv_cache_dtype
-        )
+    engine = opt.EngineOptions(
+        model, dtype, threads, speculation=False, quantization=quantization, kv_cache_dtype=kv_cache_dtype
     )
+    if random_weights and opt.given(context, "model"):
+        raise typer.BadParameter("stands in place of a model; drop --model", param_hint="--random-weights")
+    if random_weights:
+        opened = open_random_weights(random_weights, (), engine, (0,))
+        llm = cast("LocalBackend", opened.arms[0].backend).llm
+        print(opened.lines[0], file=sys.stderr)  # the others are about the drafter
+    else:
+        llm = open_llm(engine)
     with step_progress("Measuring", repeats * bench_kernels.steps_per_repeat(counts)) as advance:
         result = bench_kernels.measure(llm, counts, repeats, on_step=advance)
     if output is not None:

@@ -148,6 +148,23 @@ def test_random_weights_have_the_format_that_was_asked_for(paceline, monkeypatch
     assert f"MiB {told} weights" in ran.out
 
 
+def test_passes_of_random_weights_against_their_floors(paceline, monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "tiny", Shape(TARGET, DRAFTER))
+    monkeypatch.setattr("paceline.bench.kernels.READ_BYTES", 1 << 20)
+    ran = paceline("bench", "kernels", "--random-weights", "tiny", "--rows", "1,3", "--repeats", "1", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.err.startswith("SYNTHETIC: random weights")
+    rows = json.loads(ran.out)["rows"]
+    assert [row["rows"] for row in rows] == [1, 3]
+    assert all(row["ms"] > 0 and row["floor_ms"] > 0 for row in rows)
+
+
+def test_random_weights_stand_in_place_of_a_model(paceline):
+    ran = paceline("bench", "kernels", "--random-weights", "Qwen3-4B", "--model", "smollm2-135m")
+    assert ran.code == 2
+    assert "drop --model" in ran.err
+
+
 def test_the_default_grid_repeats_less_above_one_request_unless_told(paceline, llm, rows, tmp_path):
     path = tmp_path / "o.json"
     for argv, later in (((), 2), (("--repeats", "3"), 3), (("--repeats", "1"), 1)):
