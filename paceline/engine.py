@@ -374,9 +374,8 @@ class Engine:
             others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
             self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
         rows = sum(limit + 1 for limit, at_hand in zip(limits, found, strict=True) if limit and not at_hand)
-        # more context waits after plain steps: not what drafts cost
-        if rows and getattr(self.proposer, "context_rows", 0) <= rows:
-            self.lengths.draft.observe(rows, self._draft_seconds)
+        if rows:
+            self.lengths.observe_draft(rows, getattr(self.proposer, "context_rows", 0), self._draft_seconds)
         return proposal
 
     def _grow(self, sequences: list[Sequence], proposal: Proposal, room: int, other_rows: int) -> list[Branches | None]:
@@ -547,7 +546,7 @@ class Engine:
         kept = tokens[: stop.num_tokens]
         drafted = proposed = len(item.drafts) if item.tree is None else item.tree.rows.depth
         for stats in (sequence.stats, self.stats):
-            stats.observe(drafted, accepted, len(kept), len(item.drafts))
+            stats.observe(drafted, accepted, len(kept), len(item.drafts), found=item.found)
         if sequence.params.logprobs is not None:
             sequence.logprobs += token_logprobs(logits, rows[: len(kept)], kept, sequence.params.logprobs)
         if sequence.grammar is not None:  # the drafter is judged by its own drafts: trimmed ones too, forced ones not

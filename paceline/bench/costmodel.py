@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,55 +15,89 @@ from paceline.speculation.cost_table import CostTable
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of drafting and of everything else in a step, by rows of the pass (drafts + 1 for each request)."""
+    """Seconds by rows of the pass (one and the drafts for each request): of a pass that verifies drafts with all that
+    belongs to its step but making them, of making them, of a plain step where nothing drafts. The last is a table of
+    its own: a pass of as many rows that verifies is not the same."""
 
     verify: CostTable
     draft: CostTable
+    plain: CostTable
 
-    def round_seconds(self, length: int, concurrency: int = 1) -> float:
-        """One step in which `concurrency` requests verify drafts of `length` tokens."""
-        rows = concurrency * (length + 1)
-        return self.verify.seconds(rows) + (self.draft.seconds(rows) if length else 0.0)
+    def round_seconds(self, length: int, concurrency: int = 1, asked: float = 1.0) -> float:
+        """One step in which `concurrency` requests verify drafts of `length` tokens. asked: share of drafts that the
+        drafter makes; others are at hand. How many it makes in a step is taken to be chance."""
+        if not length:
+            return self.plain.seconds(concurrency)
+        each = length + 1
+        drafting = sum(_chance(n, concurrency, asked) * self.draft.seconds(n * each) for n in range(1, concurrency + 1))
+        return self.verify.seconds(concurrency * each) + drafting
 
 
-def predicted_speedup(
-    survival: Sequence[float], length: int, costs: Costs, concurrency: int = 1, share: float = 1.0
-) -> float:
-    """Tokens per second with drafts of `length` tokens over those of plain decoding. survival[j]: chance that draft
-    j + 1 is kept; positions beyond it count nothing. share: of steps in which the drafter has something to offer, which
-    prompt lookup often has not."""
+def _chance(n: int, of: int, share: float) -> float:
+    """That n of so many happen, each with the chance `share`."""
+    return math.comb(of, n) * share**n * (1.0 - share) ** (of - n)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What drafts of one length were like. survival[j]: chance that draft j + 1 is kept. share: of steps that had
+    drafts, which prompt lookup alone often has not. asked: share of these for which the drafter was asked."""
+
+    survival: Sequence[float]
+    share: float = 1.0
+    asked: float = 1.0
+
+
+def predicted_speedup(offer: Offer, length: int, costs: Costs, concurrency: int = 1) -> float:
+    """Tokens per second with drafts of `length` tokens over those of plain decoding. Positions beyond the offer's
+    survival count nothing."""
     plain = costs.round_seconds(0, concurrency)
-    step = share * costs.round_seconds(length, concurrency) + (1.0 - share) * plain
-    return (1.0 + share * sum(survival[:length])) * plain / step
+    drafted = costs.round_seconds(length, concurrency, offer.asked)
+    step = offer.share * drafted + (1.0 - offer.share) * plain
+    return (1.0 + offer.share * sum(offer.survival[:length])) * plain / step
 
 
 def measured_costs(backend: LocalBackend) -> Costs:
     """The costs that the arms of fixed length saw in their own full rounds, in one table. Shorter passes (the end of an
     answer) are too few to count."""
-    verify, draft = CostTable(), CostTable()
+    costs = Costs(CostTable(), CostTable(), CostTable())
     for length, policy in backend.policies.items():
-        verify.preset({n: s for n, s in policy.verify.medians.items() if n % (length + 1) == 0})
-        draft.preset({n: s for n, s in policy.draft.medians.items() if n % (length + 1) == 0})
-    return Costs(verify, draft)
+        own = {n: s for n, s in policy.verify.medians.items() if n % (length + 1) == 0}
+        (costs.verify if length else costs.plain).preset(own)
+        costs.draft.preset({n: s for n, s in policy.draft.medians.items() if n % (length + 1) == 0})
+    return costs
 
 
-def draft_share(row: Mapping[str, Any]) -> float:
-    """Share of a row's steps that had drafts. Every step gives one token of the model's own beside what is accepted."""
+def offer_of(row: Mapping[str, Any]) -> Offer:
+    """From a RESULT row of drafts of fixed length. Every step gives one token of the model's own beside what is
+    accepted; the steps that end prompts have no drafts."""
     spec = row["spec_decode"]
-    steps = spec["num_delivered_tokens"] - spec["num_accepted_tokens"] - row["completed"]  # prompts' steps apart
-    return min(1.0, spec["num_drafts"] / steps) if steps > 0 else 1.0
+    drafts = spec["num_drafts"]
+    steps = spec["num_delivered_tokens"] - spec["num_accepted_tokens"] - row["completed"]
+    share = min(1.0, drafts / steps) if steps > 0 else 1.0
+    asked = 1.0 - row["num_found_drafts"] / drafts if drafts else 1.0
+    return Offer(list(spec["per_position_acceptance_rates"]), share, asked)
 
 
-def longest_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The row of the longest fixed drafts."""
-    fixed = [row for row in rows if isinstance(row["num_speculative_tokens"], int) and row["num_speculative_tokens"]]
-    return max(fixed, key=lambda row: row["num_speculative_tokens"], default=None)
+def offers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Offer]:
+    """What to expect of every length from 0 to the longest fixed one of a set's rows: as the shortest measured drafts
+    that reach it were. They have the same beginning, but not quite: which source is asked depends on the length."""
+    measured = {row["num_speculative_tokens"]: row for row in rows if isinstance(row["num_speculative_tokens"], int)}
+    longer = sorted(k for k in measured if k)
+    if not longer:
+        return {}
+    return {k: offer_of(measured[next(m for m in longer if m >= k)]) for k in range(longer[-1] + 1)}
 
 
-def longest_survival(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Survival per position from the row with the longest fixed drafts: shorter ones have the same beginning."""
-    longest = longest_row(rows)
-    return list(longest["spec_decode"]["per_position_acceptance_rates"]) if longest is not None else []
+def mean_offer(parts: Iterable[Offer]) -> Offer:
+    """The mean over several sets."""
+    parts = list(parts)
+    length = max(len(part.survival) for part in parts)
+    return Offer(
+        [statistics.fmean(p.survival[j] if j < len(p.survival) else 0.0 for p in parts) for j in range(length)],
+        statistics.fmean(p.share for p in parts),
+        statistics.fmean(p.asked for p in parts),
+    )
 
 
 def prediction_rows(rows: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -70,17 +106,15 @@ def prediction_rows(rows: Sequence[Mapping[str, Any]], arms: Sequence[Arm]) -> l
     if local is None or any(arm.backend is not local for arm in arms):
         return []
     costs = measured_costs(local)
-    if not costs.verify.known:
+    if not costs.plain.known:
         return []
     found = []
     serial = [row for row in rows if row["concurrency"] == 1 and isinstance(row["num_speculative_tokens"], int)]
     for name in dict.fromkeys(row["dataset"] for row in serial):
         mine = [row for row in serial if row["dataset"] == name]
-        survival, longest = longest_survival(mine), longest_row(mine)
-        share = draft_share(longest) if longest is not None else 1.0
         measured = {row["num_speculative_tokens"]: row["speedup"] for row in mine}
-        for length in range(len(survival) + 1):
-            predicted = predicted_speedup(survival, length, costs, share=share)
+        for length, offer in offers(mine).items():
+            predicted = predicted_speedup(offer, length, costs)
             found.append({"dataset": name, "k": length, "predicted": predicted, "measured": measured.get(length)})
     return found
 

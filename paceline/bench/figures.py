@@ -36,6 +36,7 @@ RESULT_KEYS = (
     "prompt_tokens",
     "cached_tokens",
     "chosen_draft_lengths",
+    "num_found_drafts",
     "warnings",
 )
 WIDE = 0.10  # (largest - smallest) / median of a figure's repeats beyond which a reader is warned
@@ -118,6 +119,7 @@ def _row(
         "prompt_tokens": sum(c.prompt_tokens for c in good),
         "cached_tokens": sum(c.cached_tokens for c in good),
         "chosen_draft_lengths": {str(k): n for k, n in sorted(shown.chosen.items())} if arm.length == "auto" else None,
+        "num_found_drafts": shown.spec_decode.num_found_drafts if arm.backend.local else None,
         "warnings": [f"a request failed: {c.error}" for c in shown.completions if c.error is not None][:1]
         + spread_warnings(measurement.concurrency, spread, len(column), is_plain)
         + list(dict.fromkeys(note for run in column for note in run.notes)),

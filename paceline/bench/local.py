@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 
 class _OwnTable(CostTable):
-    """Costs that one arm saw: not to be kept for later runs of the engine."""
+    """Costs that one arm saw: not to be kept for later runs of the engine. They are means over all of its steps, as the
+    tokens per second are that the arm is judged by. Arms run interleaved, so what disturbs the machine disturbs all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sums: dict[int, tuple[int, float]] = {}
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """The first of a size does not count: it touches memory first."""
+        count, total = self._sums.get(rows, (-1, 0.0))
+        count, total = count + 1, total + seconds if count >= 0 else 0.0
+        self._sums[rows] = (count, total)
+        if count:
+            self.preset({rows: total / count})
 
     @property
     def changes(self) -> int:
@@ -37,6 +50,10 @@ class ArmPolicy(DraftLengthPolicy):
     def __init__(self) -> None:
         super().__init__()
         self.verify, self.draft = _OwnTable(), _OwnTable()
+
+    def observe_draft(self, rows: int, context_rows: int, seconds: float) -> None:
+        """Context that waited counts: with drafts of fixed length it is what it will be in every run."""
+        self.draft.observe(rows, seconds)
 
 
 class LocalBackend:

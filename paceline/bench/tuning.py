@@ -13,14 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.backend import Arm, DraftLength
-from paceline.bench.costmodel import (
-    Costs,
-    draft_share,
-    longest_row,
-    longest_survival,
-    measured_costs,
-    predicted_speedup,
-)
+from paceline.bench.costmodel import Costs, Offer, mean_offer, measured_costs, offers, predicted_speedup
 from paceline.bench.datasets import BenchPrompt
 from paceline.bench.figures import result_rows
 from paceline.bench.local import LocalBackend
@@ -50,7 +43,7 @@ class Tuned:
     predicted: dict[int, float] = field(default_factory=dict)
     speedups: dict[DraftLength, float] = field(default_factory=dict)
     ranges: dict[DraftLength, tuple[float, float]] = field(default_factory=dict)
-    survival: list[float] = field(default_factory=list)
+    offers: dict[int, Offer] = field(default_factory=dict)
     costs: Costs | None = None
     warnings: list[str] = field(default_factory=list)
     identical: bool = True
@@ -96,7 +89,7 @@ class Tuned:
             "predicted": {str(k): v for k, v in self.predicted.items()},
             "predicted_best": self.best_predicted,
             "predicted_best_vs_measured_best": self.prediction_ratio,
-            "survival": self.survival,
+            "survival": list(self.offers[max(self.offers)].survival) if self.offers else [],
             "identical": self.identical,
             "warnings": self.warnings,
         }
@@ -135,12 +128,9 @@ def tune(
 
     rows = run(scan_lengths(candidate.longest), 1)
     found.scanned = _by_length(rows, concurrency)
-    found.survival = _mean_survival(rows)
+    found.offers = _mean_offers(rows)
     found.costs = measured_costs(backend)
-    share = _mean_share(rows)
-    found.predicted = {
-        k: predicted_speedup(found.survival, k, found.costs, concurrency, share) for k in range(candidate.longest + 1)
-    }
+    found.predicted = {k: predicted_speedup(offer, k, found.costs, concurrency) for k, offer in found.offers.items()}
     scanned_best = max(found.scanned, key=lambda k: found.scanned[k], default=0)
     final: list[DraftLength] = [*dict.fromkeys([0, found.best_predicted, scanned_best]), "auto"]
     rows = run(final, repeats)
@@ -167,23 +157,13 @@ def _by_length(rows: Sequence[Mapping[str, Any]], concurrency: int) -> dict[Draf
     return {length: statistics.fmean(values) for length, values in found.items()}
 
 
-def _mean_survival(rows: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Mean over the sets of the survival of the longest drafts."""
+def _mean_offers(rows: Sequence[Mapping[str, Any]]) -> dict[int, Offer]:
+    """Of every length, the mean over the sets."""
     each = [
-        longest_survival([row for row in rows if row["dataset"] == name])
+        offers([row for row in rows if row["dataset"] == name])
         for name in dict.fromkeys(row["dataset"] for row in rows)
     ]
-    length = max(map(len, each), default=0)
-    return [statistics.fmean(s[i] if i < len(s) else 0.0 for s in each) for i in range(length)]
-
-
-def _mean_share(rows: Sequence[Mapping[str, Any]]) -> float:
-    each = [
-        draft_share(row)
-        for name in dict.fromkeys(row["dataset"] for row in rows)
-        if (row := longest_row([r for r in rows if r["dataset"] == name])) is not None
-    ]
-    return statistics.fmean(each) if each else 1.0
+    return {k: mean_offer(found[k] for found in each) for k in each[0]}
 
 
 def reason(best: Tuned, all_tuned: Sequence[Tuned]) -> str:
@@ -205,9 +185,11 @@ def reason(best: Tuned, all_tuned: Sequence[Tuned]) -> str:
     )
     first += "".join(f", {other.candidate.name} {other.speedup:.2f}x" for other in others) + "."
     k = best.most_tokens
-    kept = 1 + sum(best.survival[:k])
+    offer = best.offers[k]
+    kept = 1 + sum(offer.survival[:k])
     assert best.costs is not None
-    cost = best.costs.round_seconds(k, best.concurrency) / best.costs.round_seconds(0, best.concurrency)
+    drafted = best.costs.round_seconds(k, best.concurrency, offer.asked)
+    cost = drafted / best.costs.round_seconds(0, best.concurrency)
     second = f"A round with {k} drafts gives {kept:.2f} tokens and takes {cost:.2f}x as long as a plain step"
     longer = [j for j in best.predicted if j > k]
     if longer:
@@ -221,4 +203,5 @@ def reason(best: Tuned, all_tuned: Sequence[Tuned]) -> str:
 
 
 def _share(tuned: Tuned) -> str:
-    return f"{tuned.survival[0]:.0%}" if tuned.survival else "0%"
+    survival = tuned.offers[1].survival if 1 in tuned.offers else []
+    return f"{survival[0]:.0%}" if survival else "0%"

@@ -232,6 +232,12 @@ class DraftLengthPolicy:
         if drafts or self._plain_run > SETTLED_AFTER:
             self.verify.observe(rows, seconds)
 
+    def observe_draft(self, rows: int, context_rows: int, seconds: float) -> None:
+        """What a drafter took for so many rows (drafts and one more for each request), and for writing so many of its
+        context before: more of these wait after plain steps, which is not what drafts cost."""
+        if context_rows <= rows:
+            self.draft.observe(rows, seconds)
+
     def saved(self, rows: int, limit: int) -> float:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
         showed on average; 0 where it would not pay. A token more is worth what a token of such a step takes."""

@@ -20,7 +20,7 @@ class SpecDecodeStats:
     before stops and length limits cut the block, as vLLM does. drafted_histogram[k]: of them, how many had k draft
     tokens. num_delivered_tokens: tokens that reached the client,
     of all steps: accepted, bonus, and those of passes without drafts. num_cut_tokens: accepted draft tokens that a stop
-    or limit cut off.
+    or limit cut off. num_found_drafts: drafts that prompt lookup had at hand, for which no drafter was asked.
     """
 
     accepted_histogram: list[int] = field(default_factory=list)
@@ -29,14 +29,22 @@ class SpecDecodeStats:
     num_fully_accepted: int = 0
     num_delivered_tokens: int = 0
     num_cut_tokens: int = 0
+    num_found_drafts: int = 0
 
     def observe(
-        self, num_draft_tokens: int, num_accepted_tokens: int, num_delivered_tokens: int, num_nodes: int | None = None
+        self,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_delivered_tokens: int,
+        num_nodes: int | None = None,
+        *,
+        found: bool = False,
     ) -> None:
         """Count one step: a verify pass, or (num_draft_tokens = 0) a pass without drafts, a prefill, an abort.
 
         num_delivered_tokens: tokens of the step that the client gets, 0 to num_accepted_tokens + 1. num_nodes: draft
-        tokens of a tree, whose depth num_draft_tokens then is; positions are counted by depth.
+        tokens of a tree, whose depth num_draft_tokens then is; positions are counted by depth. found: the drafts were
+        at hand, no drafter had to make them.
         """
         if not 0 <= num_accepted_tokens <= num_draft_tokens:
             raise ValueError(
@@ -58,6 +66,7 @@ class SpecDecodeStats:
         self.drafted_histogram[num_draft_tokens] += 1
         self.num_draft_tokens += num_draft_tokens if num_nodes is None else num_nodes
         self.num_fully_accepted += num_accepted_tokens == num_draft_tokens
+        self.num_found_drafts += found
         self.num_cut_tokens += max(0, num_accepted_tokens - num_delivered_tokens)
 
     def merge(self, other: SpecDecodeStats) -> None:
@@ -68,6 +77,7 @@ class SpecDecodeStats:
         self.num_fully_accepted += other.num_fully_accepted
         self.num_delivered_tokens += other.num_delivered_tokens
         self.num_cut_tokens += other.num_cut_tokens
+        self.num_found_drafts += other.num_found_drafts
 
     def copy(self) -> SpecDecodeStats:
         """The counters as they are now."""
@@ -84,6 +94,7 @@ class SpecDecodeStats:
             self.num_fully_accepted - earlier.num_fully_accepted,
             self.num_delivered_tokens - earlier.num_delivered_tokens,
             self.num_cut_tokens - earlier.num_cut_tokens,
+            self.num_found_drafts - earlier.num_found_drafts,
         )
 
     @classmethod

@@ -241,6 +241,7 @@ def assert_stats(output: RequestOutput) -> None:
     assert d["num_delivered_tokens"] == total, (d, total)
     assert 0 <= d["num_accepted_tokens"] <= d["num_draft_tokens"]
     assert 0 <= stats.num_cut_tokens <= d["num_accepted_tokens"]
+    assert 0 <= stats.num_found_drafts <= d["num_drafts"]
     rates = d["per_position_acceptance_rates"]
     assert all(0 <= r <= 1 for r in rates) and rates == sorted(rates, reverse=True)
     assert abs(d["acceptance_length"] - 1 - sum(rates)) < 1e-9

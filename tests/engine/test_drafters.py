@@ -87,7 +87,7 @@ def test_text_is_that_of_plain_decoding(target, configs, name, dtype):
     batch = prompts(5, 70, 1, 33)
     want = [plain.generate(p, params)[0] for p, params in zip(batch, PARAMS, strict=True)]
     llm = open_llm(target, configs[name], dtype=dtype, max_num_batched_tokens=40, max_num_seqs=4)
-    accepted = drafted = 0
+    accepted = drafted = found = 0
     for drafts in (1, 3, 4, None):
         got = llm.generate(batch, PARAMS, num_speculative_tokens=drafts)
         for mine, his in zip(got, want, strict=True):
@@ -95,7 +95,9 @@ def test_text_is_that_of_plain_decoding(target, configs, name, dtype):
             assert_stats(mine)
             accepted += mine.metrics.spec_decode.num_accepted_tokens
             drafted += mine.metrics.spec_decode.num_draft_tokens
+            found += mine.metrics.spec_decode.num_found_drafts
         assert_idle(llm)
+    assert (found > 0) == name.startswith("lookup")
     assert 0 < accepted <= drafted
     assert (accepted == drafted) == (name == "itself" and dtype == "float32") or name == "itself"
 

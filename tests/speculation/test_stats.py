@@ -105,6 +105,16 @@ def test_steps_without_drafts_are_not_drafts():
     assert stats.as_dict()["fully_rejected_rate"] == 1.0
 
 
+def test_drafts_that_were_at_hand_are_counted_apart():
+    stats = observed([(3, 1, 2)])
+    for drafted in (0, 2, 2):  # nothing drafted is no draft, whatever was at hand
+        stats.observe(drafted, 0, 1, found=True)
+    before = stats.copy()
+    assert (stats.num_drafts, stats.num_found_drafts) == (3, 2)
+    stats.merge(before)
+    assert stats.num_found_drafts == 4 and stats.since(before).num_found_drafts == 2
+
+
 def test_accepted_tokens_behind_a_stop_are_counted_apart():
     """[d1, d2, EOS, d4, d5] accepted: five count as accepted, three are delivered, two were cut."""
     stats = observed([(5, 5, 3)])
