@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from paceline.engine_thread import ACCEPTED, EngineStats, EngineThread, Event, Ticket
+from paceline.engine_thread import ACCEPTED, FEW, EngineStats, EngineThread, Event, Shortcut, Ticket
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.llm import LLM, Prompt
 from paceline.llm import _Request as Request
@@ -49,6 +49,7 @@ class RequestStream:
         self._error: BaseException | None = None
         self._ended = False  # the engine will send nothing more
         self._waiter: asyncio.Future[None] | None = None
+        self._shortcut: Shortcut | None = None
         self._ticket = Ticket(request, self._loop, self._take, lambda: owner._forget(self), last_only)
 
     def __aiter__(self) -> RequestStream:
@@ -61,6 +62,8 @@ class RequestStream:
             if self._ended:
                 raise StopAsyncIteration
             self._waiter = self._loop.create_future()
+            if self._shortcut is not None and self._owner._places <= FEW:
+                self._loop.call_soon(self._offer)  # when this turn of the loop has sent what it has
             try:
                 await self._waiter
             finally:
@@ -73,8 +76,17 @@ class RequestStream:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
+    def shorten(self, shortcut: Shortcut) -> None:
+        """From now on, while few choices run and this stream waits to be read, the engine's thread puts what it makes
+        into `shortcut`; what that does not take, and the last delta, come here. It is closed with the stream."""
+        self._shortcut = shortcut
+
     async def aclose(self) -> None:
         """Abort what has not finished, drop what was not read, and wait until blocks and places are free."""
+        if self._shortcut is not None:
+            shortcut, self._shortcut = self._shortcut, None
+            self._ticket.retract()
+            shortcut.close()
         await self._stop()
         self._pieces.clear()
 
@@ -90,6 +102,7 @@ class RequestStream:
 
     def _take(self, event: Event) -> None:
         """An event from the engine's thread, on this stream's loop."""
+        self._ticket.seen()
         if event is ACCEPTED:
             _resolve(self._accepted)
             return
@@ -105,6 +118,10 @@ class RequestStream:
             self._owner._forget(self)
         if self._waiter is not None:
             _resolve(self._waiter)
+
+    def _offer(self) -> None:
+        if self._shortcut is not None and self._waiter is not None and not self._pieces and not self._ended:
+            self._ticket.offer(self._shortcut)
 
     def _keep(self, delta: StreamDelta) -> None:
         if len(self._pieces) >= MERGE_FROM:

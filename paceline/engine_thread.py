@@ -1,6 +1,8 @@
 """The thread that owns an engine: it takes requests in, runs steps while there is work, and sleeps otherwise.
 
 Events travel to event loops in batches, one `call_soon_threadsafe` per loop and step, whatever the number of requests.
+While few requests run, pieces may pass by the loop (`Shortcut`): waking its thread takes a core from the pass that has
+begun meanwhile, and all threads of a pass wait for the one that lost its core.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.engine import RoundSeconds
 from paceline.errors import EngineDeadError, PacelineError
@@ -29,16 +31,38 @@ STEP_BUCKETS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.0
 
 GAP_BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 20.0)
 
+FEW = 4  # choices that run: up to here shortcuts are used; more are served by the loop, beside the pass
+
 ACCEPTED = object()  # the event that says: the engine has taken the request in
 
 Event = Any  # ACCEPTED, a StreamDelta, or the exception that ended the request
 Mail = list[tuple[Callable[[Any], None], Any]]
 
 
+class Shortcut(Protocol):
+    """Where pieces of a request go without its event loop. Never the last one, which has the output."""
+
+    def ready(self) -> bool:
+        """On the loop: everything from there is out, so that a piece may follow."""
+
+    def put(self, delta: StreamDelta) -> bool:
+        """On the engine's thread, which it must not hold up. False: nothing of it was taken, the loop gets it."""
+
+    @property
+    def clogged(self) -> bool:
+        """Behind `put`: what comes next has to wait for the loop."""
+
+    def close(self) -> None:
+        """Nothing is put there any more."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request on its way through the engine. `notify` is called on `loop` with each event, in order; the last is a
-    delta with an output, or an exception. last_only: no other delta is wanted."""
+    delta with an output, or an exception. last_only: no other delta is wanted.
+
+    shortcut: where deltas go instead. It is open only while the loop has nothing of the request left to handle, so
+    that no piece overtakes another; what does not take it shuts it, until the loop offers it again."""
 
     request: Request
     loop: asyncio.AbstractEventLoop
@@ -46,6 +70,48 @@ class Ticket:
     lost: Callable[[], None]  # called on the engine's thread instead, when the loop is closed
     last_only: bool = False
     last: dict[int, float] = field(default_factory=dict)  # choice -> when tokens were last made for it
+    shortcut: Shortcut | None = None
+    on_its_way: int = 0  # events that the loop has not seen
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of these two
+
+    def offer(self, shortcut: Shortcut) -> None:
+        """On the loop, while the reader of the request waits."""
+        with self.lock:
+            if not self.on_its_way and shortcut.ready():
+                self.shortcut = shortcut
+
+    def retract(self) -> None:
+        """When this returns, nothing is being put into the shortcut, nor will be."""
+        with self.lock:
+            self.shortcut = None
+
+    def seen(self) -> None:
+        """On the loop: an event has arrived."""
+        with self.lock:
+            self.on_its_way -= 1
+
+    def sent(self) -> None:
+        """On the engine's thread: an event goes to the loop."""
+        with self.lock:
+            self.shortcut = None
+            self.on_its_way += 1
+
+    def put(self, delta: StreamDelta) -> bool:
+        """On the engine's thread: whether the shortcut took it."""
+        if self.shortcut is None:
+            return False
+        with self.lock:
+            shortcut, self.shortcut = self.shortcut, None
+            if shortcut is None:
+                return False
+            try:
+                taken = shortcut.put(delta)
+            except Exception:
+                log.exception("a piece could not be sent from the engine's thread; the loop sends it")
+                return False
+            if taken and not shortcut.clogged:
+                self.shortcut = shortcut
+            return taken
 
 
 @dataclass(slots=True)
@@ -195,12 +261,15 @@ class EngineThread:
         self._publish()
 
     def _deliver(self, ticket: Ticket) -> None:
+        few = len(self.llm.engine.running) <= FEW
         while (delta := ticket.request.next_delta()) is not None:
             self._count(ticket, delta)
-            if delta.output is not None or not ticket.last_only:
-                self._tell(ticket, delta)
+            if delta.output is None and (ticket.last_only or (few and ticket.put(delta))):
+                continue
+            self._tell(ticket, delta)
 
     def _tell(self, ticket: Ticket, event: Event) -> None:
+        ticket.sent()
         self._mail.setdefault(ticket.loop, []).append((ticket.notify, event))
 
     def _send(self) -> None:

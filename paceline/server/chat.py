@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -16,8 +17,18 @@ from paceline.server.body import new_router
 from paceline.server.protocol import ChatRequest
 from paceline.server.reader import Reader, message_of
 from paceline.server.service import Job, Service, new_id
-from paceline.server.transport import DONE, EventStream, JsonResponse, event, openai_error_event, unless_gone
+from paceline.server.transport import (
+    DONE,
+    EventStream,
+    JsonResponse,
+    TextEvents,
+    event,
+    only_text,
+    openai_error_event,
+    unless_gone,
+)
 from paceline.server.turn import prepare
+from paceline.server.wire import Wire, shorten, wire_of
 
 
 def router(service: Service) -> APIRouter:
@@ -65,7 +76,7 @@ class Chat:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job), openai_error_event)
+        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event)
 
     # ---- whole answers
 
@@ -123,7 +134,7 @@ class Chat:
 
     # ---- streams
 
-    async def stream(self, stack: AsyncExitStack, job: Job) -> AsyncGenerator[bytes, None]:
+    async def stream(self, stack: AsyncExitStack, job: Job, wire: Wire | None) -> AsyncGenerator[bytes, None]:
         r = self.request
         last_usage, every_usage = r.usage_wanted()
         head = {
@@ -133,9 +144,14 @@ class Chat:
             "model": r.model or self.service.model_name,
         }
         readers: dict[int, Reader] = {}
+        plain = self.plain_events(head, job.choices) if not every_usage else None
         async with stack:
             async for index, delta in self.service.deltas(job):
                 chunks = b""
+                if index in readers and plain is not None and (known := plain(delta)) is not None:
+                    if known:
+                        yield known
+                    continue
                 if index not in readers:
                     readers[index] = self.turn.reader()
                     chunks = event(self.first(head, job, index, every_usage))
@@ -149,6 +165,9 @@ class Chat:
                     chunks += event(chunk)
                 if chunks:
                     yield chunks
+                if plain is not None and len(readers) == job.choices and wire is not None:
+                    shorten(job.streams[0], wire, plain)
+                    wire = None
             end = b""
             if last_usage:
                 [output] = job.finished()
@@ -156,10 +175,19 @@ class Chat:
                 end = event(head | {"choices": [], "usage": usage} | self.extras(output))
             yield end + DONE
 
+    def plain_events(self, head: dict[str, Any], choices: int) -> Callable[[StreamDelta], bytes | None] | None:
+        """As of completions; None where a delta is more than its text."""
+        if self.top is not None or self.request.return_token_ids or not self.turn.reader().is_plain:
+            return None
+
+        def chunk(index: int, text: str) -> dict[str, Any]:
+            return head | {"choices": [_choice(index, {"content": text})]}
+
+        return only_text([TextEvents(partial(chunk, index)) for index in range(choices)])
+
     def first(self, head: dict[str, Any], job: Job, index: int, usage: bool) -> dict[str, Any]:
         """The chunk that comes with the first token, whether it has text yet or not."""
-        choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None}
-        chunk = head | {"choices": [choice | {"finish_reason": None}]}
+        chunk = head | {"choices": [_choice(index, {"role": "assistant", "content": ""})]}
         if self.request.return_token_ids:
             chunk["prompt_token_ids"] = job.streams[0].prompt_token_ids
         if usage:
@@ -174,9 +202,7 @@ class Chat:
         tokens_shown = self.top is not None or self.request.return_token_ids
         if not parts and (delta.finish_reason is not None or (tokens_shown and delta.token_ids)):
             parts = [{}]
-        out: list[dict[str, Any]] = [
-            {"index": index, "delta": part, "logprobs": None, "finish_reason": None} for part in parts
-        ]
+        out = [_choice(index, part) for part in parts]
         if not out:
             return out
         last = out[-1]
@@ -188,6 +214,10 @@ class Chat:
             last["finish_reason"] = self.finish_reason(reader, delta.finish_reason)
             last["stop_reason"] = delta.stop_reason
         return out
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _reasoning(text: str | None) -> dict[str, Any]:

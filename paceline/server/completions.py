@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.outputs import CompletionOutput, RequestOutput
+from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
 from paceline.server import render
 from paceline.server.body import new_router
 from paceline.server.protocol import CompletionRequest
 from paceline.server.service import Job, Service, new_id
-from paceline.server.transport import DONE, EventStream, JsonResponse, event, openai_error_event, unless_gone
+from paceline.server.transport import (
+    DONE,
+    EventStream,
+    JsonResponse,
+    TextEvents,
+    event,
+    only_text,
+    openai_error_event,
+    unless_gone,
+)
+from paceline.server.wire import Wire, shorten, wire_of
 
 
 def router(service: Service) -> APIRouter:
@@ -64,7 +75,7 @@ class Completion:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job), openai_error_event)
+        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event)
 
     async def encode(self, text: str) -> list[int]:
         frame = self.request.add_special_tokens is not False
@@ -107,14 +118,20 @@ class Completion:
 
     # ---- streams
 
-    async def stream(self, stack: AsyncExitStack, job: Job) -> AsyncGenerator[bytes, None]:
+    async def stream(self, stack: AsyncExitStack, job: Job, wire: Wire | None) -> AsyncGenerator[bytes, None]:
         r, texts, top = self.request, self.service.texts, self.top
         last_usage, every_usage = r.usage_wanted()
         head = self.head(job)
         offsets: dict[int, int] = {}
+        simple = top is None and not r.return_token_ids and not every_usage and len(job.streams) == 1
+        plain = self.plain_events(head, job.choices) if simple else None
         async with stack:
             async for index, delta in self.service.deltas(job):
                 first = index not in offsets
+                if not first and plain is not None and (known := plain(delta)) is not None:
+                    if known:
+                        yield known
+                    continue
                 offset = offsets.setdefault(index, 0)
                 text = (self.echoes[index // job.choices] if first else "") + delta.text
                 logprobs = None
@@ -122,13 +139,8 @@ class Completion:
                     logprobs, offsets[index] = render.completion_logprobs(delta.logprobs, texts, top, offset)
                 if not (text or first or delta.finish_reason or logprobs or (r.return_token_ids and delta.token_ids)):
                     continue
-                choice: dict[str, Any] = {
-                    "index": index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": delta.finish_reason,
-                    "stop_reason": delta.stop_reason,
-                }
+                choice = _choice(index, text)
+                choice |= {"logprobs": logprobs, "finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
                 if r.return_token_ids:
                     choice["token_ids"] = delta.token_ids
                     if first:
@@ -139,9 +151,25 @@ class Completion:
                 if delta.output is not None and len(job.streams) == 1 and not last_usage:
                     chunk |= self.extras([delta.output])
                 yield event(chunk)
+                if plain is not None and len(offsets) == job.choices and wire is not None:
+                    shorten(job.streams[0], wire, plain)
+                    wire = None
             end = b""
             if last_usage:
                 outputs = job.finished()
                 tail = {"choices": [], "usage": render.usage_of(outputs)} | self.extras(outputs)
                 end = event(head | tail)
             yield end + DONE
+
+    def plain_events(self, head: dict[str, Any], choices: int) -> Callable[[StreamDelta], bytes | None]:
+        """A function for the deltas of one prompt behind the first of their choice: the event of one that adds text
+        alone, b"" where there is none; None for the last."""
+
+        def chunk(index: int, text: str) -> dict[str, Any]:
+            return head | {"choices": [_choice(index, text)]}
+
+        return only_text([TextEvents(partial(chunk, index)) for index in range(choices)])
+
+
+def _choice(index: int, text: str) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from paceline.server.errors import ApiError, body_of
 from paceline.server.transport import JsonResponse, dumps
+from paceline.server.wire import EXTENSION, Wire
 
 # What the parser may swallow without handing anything on: the line and headers of a request, or what stands behind the
 # last piece of a body. It copies a header that comes in pieces once per piece, so an endless one stalls the loop.
@@ -106,6 +107,7 @@ class Connection(HttpToolsProtocol):
         crowded = self._most is not None and max(len(self.connections), len(self.tasks)) >= self._most
         self.app = _crowded if crowded and self.url.partition(b"?")[0].decode("latin-1") not in PROBES else self._served
         super().on_headers_complete()
+        self.scope["extensions"] = {EXTENSION: Wire(self.cycle, self.loop)}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.scope.get("method") is None:  # behind a body they would be added to those of a running request

@@ -30,6 +30,11 @@ class Reader:
         self._show = show_reasoning
         self.num_calls = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """All text is content, as it is."""
+        return self._parser is None
+
     def read(self, delta: StreamDelta) -> list[ChatDelta]:
         """What a step added; with the last delta of a choice, the rest too."""
         return self._parts(delta.text, delta.finish_reason is not None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.outputs import StreamDelta
 from paceline.server.errors import as_api_error, body_of
 
 log = logging.getLogger(__name__)
@@ -44,6 +46,30 @@ def named_event(value: Mapping[str, Any]) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+
+
+class TextEvents:
+    """Events of one form in which only a text differs, without encoding the rest of each anew."""
+
+    def __init__(self, value: Callable[[str], Any]) -> None:
+        """value: of the event with a text."""
+        mark = secrets.token_hex(16)  # nothing that a client sent can be like it
+        self._before, self._behind = event(value(mark)).split(dumps(mark))
+
+    def of(self, text: str) -> bytes:
+        return self._before + dumps(text) + self._behind
+
+
+def only_text(forms: Sequence[TextEvents]) -> Callable[[StreamDelta], bytes | None]:
+    """A function for deltas of several choices: the event of one that adds text and nothing else, b"" where there is no
+    text; None for the last of a choice."""
+
+    def events(delta: StreamDelta) -> bytes | None:
+        if delta.finish_reason is not None:
+            return None
+        return forms[delta.index].of(delta.text) if delta.text else b""
+
+    return events
 
 
 class EventStream(Response):

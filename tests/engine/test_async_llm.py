@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from paceline import AsyncLLM, SamplingParams
 from paceline.async_llm import MERGE_FROM
-from paceline.engine_thread import STEP_BUCKETS
+from paceline.engine_thread import FEW, STEP_BUCKETS
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.speculation import costs
@@ -619,5 +620,81 @@ def test_nobody_waits_for_others_grammars_without_end(world, monkeypatch):
             assert engine._places == 4
             gate.set()
             assert [len((await one).outputs[0].text) for one in hostile] == [1, 2, 3, 3]
+
+    run(main())
+
+
+class Fickle:
+    """A shortcut that takes what it likes."""
+
+    def __init__(self, rng: random.Random, log: list[StreamDelta]) -> None:
+        self.rng, self.log = rng, log
+        self.taken = 0
+        self.clogged = False
+        self.closed = False
+
+    def ready(self) -> bool:
+        return self.rng.random() < 0.8
+
+    def put(self, delta: StreamDelta) -> bool:
+        assert not self.closed and delta.output is None
+        dice = self.rng.random()
+        if dice < 0.1:
+            raise OSError("broken")
+        if dice < 0.3:
+            return False
+        self.clogged = dice < 0.5
+        self.taken += 1
+        self.log.append(delta)
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("n", [1, 3, FEW + 1])
+def test_pieces_by_a_shortcut_and_by_the_loop_stay_in_order(world, n):
+    """Several requests, each with a shortcut that refuses, fails and clogs at random: nothing is lost, doubled or
+    overtaken, and nothing is put there once its stream is closed."""
+    params = SamplingParams(temperature=1.1, seed=3, max_tokens=60, ignore_eos=True, n=n)
+    want = world.plain.generate([1, 2, 3], params)[0]
+    rng = random.Random(n)
+
+    async def one(engine: AsyncLLM) -> int:
+        log: list[StreamDelta] = []
+        shortcut = Fickle(rng, log)
+        async with await engine.submit([1, 2, 3], params) as stream:
+            stream.shorten(shortcut)
+            async for delta in stream:
+                log.append(delta)
+        assert shortcut.closed
+        check_deltas(log, want)
+        return shortcut.taken
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            taken = [await one(engine) for _ in range(6)] + await asyncio.gather(*(one(engine) for _ in range(3)))
+            assert (sum(taken) > 0) == (n <= FEW)
+
+    run(main())
+
+
+def test_a_stream_that_is_closed_puts_nothing_more_into_its_shortcut(world):
+    async def main() -> None:
+        async with opened(world) as engine:
+            for after in range(1, 12):
+                log: list[StreamDelta] = []
+                shortcut = Fickle(random.Random(after), log)
+                stream = await engine.submit([1, 2, 3], LONG)
+                stream.shorten(shortcut)
+                async for delta in stream:
+                    log.append(delta)
+                    if len(log) >= after:
+                        break
+                await stream.aclose()
+                count = len(log)
+                assert shortcut.closed
+                await engine.complete([1, 2], PARAMS)
+                assert len(log) == count
 
     run(main())
