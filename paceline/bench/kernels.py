@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 2 << 30
 CONTEXT = 128
+SETTLING_PASSES = 12  # at most
+SETTLED = 0.97
 
 
 @dataclass(slots=True)
@@ -59,12 +61,23 @@ def measure(
         samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32, int8=int8))
         on_step("arithmetic peak")
         order = list(rows) if repeat % 2 == 0 else list(reversed(rows))
-        llm.time_forward(order[0], context)  # untimed: a large cache held the weights until the read loop came
+        settle(lambda count=order[0]: llm.time_forward(count, context))
         for count in order:
             samples.seconds[count].append(llm.time_forward(count, context))
             on_step(f"{count} rows")
     costs = {count: llm.pass_cost(count, context) for count in rows}
     return summarise(samples, costs, isa=model.isa, threads=model.threads)
+
+
+def settle(run: Callable[[], float]) -> None:
+    """Untimed passes until one is hardly faster than the one before. The read loop drives the weights out of a large
+    third-level cache, and they come back pass by pass: the first one may take three times as long as the eighth."""
+    before = run()
+    for _ in range(SETTLING_PASSES):
+        seconds = run()
+        if seconds > SETTLED * before:
+            return
+        before = seconds
 
 
 def summarise(

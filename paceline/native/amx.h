@@ -13,7 +13,10 @@ const char* amx_refused();
 // Where there is PACELINE_AMX only.
 void amx_gemm(const GemmArgs& g);
 double amx_peak_loop(long iterations, bool f32);
-void amx_spread(Quant format, const uint8_t* w, int groups, int8_t* out);
-void amx_spread_tile(Quant format, const QuantTile& t, const int8_t* spread);
+void amx_attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state);
+void amx_finish(const AttentionArgs& p, const float* state, int row, int head);
+void amx_quant_begin(int rows);
+void amx_quant_end();
+void amx_quant_tile(Quant format, const QuantTile& t);
 
 }  // namespace paceline

@@ -42,7 +42,10 @@ const Kernels& amx_kernels() {
   static const Kernels kernels = [] {
     Kernels k = kAvx512Bf16Kernels;
     k.name = "amx";
+    k.max_query_tile = kMaxQueryTile;
     k.gemm = amx_gemm;
+    k.attend = amx_attend;
+    k.finish = amx_finish;
     k.peak_loop = amx_peak_loop;
     return k;
   }();

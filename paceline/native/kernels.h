@@ -12,6 +12,7 @@ constexpr int kPanel = 32;         // columns of one packed weight panel
 constexpr int kKeysPerBlock = 16;  // tokens of one KV cache block
 constexpr int kPartition = 64;     // keys whose softmax is computed as one partial result, at absolute positions
 constexpr int kMaxHeadDim = 256;
+constexpr int kMaxQueryTile = 16;  // query vectors that attention handles at once, on the path that takes the most
 
 // How rows are stored as inputs of matrix products.
 enum class Act : int {
@@ -88,10 +89,10 @@ struct AttentionArgs {
 struct QueryTile {
   int count;
   int kv_head;
-  int row[8];
-  int head[8];
-  int first[8];
-  int last[8];
+  int row[kMaxQueryTile];
+  int head[kMaxQueryTile];
+  int first[kMaxQueryTile];
+  int last[kMaxQueryTile];
 };
 
 struct Kernels {

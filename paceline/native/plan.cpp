@@ -596,7 +596,7 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.out = buffers_[op.out].memory->data();
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));
-  float local[8 * (kStateHead + kMaxHeadDim)];
+  float local[kMaxQueryTile * (kStateHead + kMaxHeadDim)];
   if (!t.by_partition) {
     const auto work = [&](int i) {
       const Tiles::Item& item = t.items[i];

@@ -28,23 +28,20 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
   const int tiles = (g.rows + tile_rows - 1) / tile_rows;
   const int passes = tiles * (tile_rows <= kWholePanelRows ? 1 : 2);
   const bool int4 = w.quant == Quant::kInt4 || w.quant == Quant::kInt4Min;
-  const bool spread = quant.spread_rows && g.rows >= quant.spread_rows;
-  const size_t spread_bytes = size_t(quant_groups(w.k)) * kSpreadBytes;
-  int8_t* spread_panels = spread ? spread_memory(2 * spread_bytes) : nullptr;
+  const bool wide = quant.wide_rows && g.rows >= quant.wide_rows;
+  const size_t spread_bytes = size_t(quant_groups(w.k)) * 2 * kSpreadGroup;
+  int8_t* spread_panels = wide ? spread_memory(2 * spread_bytes) : nullptr;
   float tmp[kMaxQuantRows * 64];
   QuantTile t{};
   t.groups = quant_groups(w.k);
   t.lines = int((quant_group_bytes(w.quant) / 64 + size_t(passes) - 1) / size_t(passes));
   t.near = g.rows <= 2 && int4;  // measured: a thin stream is faster from the first-level cache, any other is not
   const size_t pass_bytes = size_t(t.groups) * size_t(t.lines) * 64 * size_t(passes / tiles);
+  if (wide) quant.wide_begin(std::min(tile_rows, g.rows));
   for (int p = g.panel_begin; p < g.panel_end; p += 2) {
     const int panels = std::min(2, g.panel_end - p);
     const bool straight = g.epilogue == Epilogue::kStore && !g.bias && (p + panels) * kPanel <= g.n;
     const uint8_t* follow = p + panels < g.panel_end ? weights + size_t(p + panels) * panel_bytes : g.next;
-    if (spread)
-      for (int i = 0; i < panels; ++i)
-        quant.spread(w.quant, weights + size_t(p + i) * panel_bytes, t.groups,
-                     spread_panels + size_t(i) * spread_bytes);
     for (int r0 = 0; r0 < g.rows; r0 += tile_rows) {
       t.a = static_cast<const QuantGroup*>(g.a) + size_t(r0) * size_t(t.groups);
       t.stride = tile_rows;
@@ -55,14 +52,18 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
         t.w = weights + size_t(p + i) * panel_bytes;
         t.next = t.near ? t.w + kPrefetchBytes : follow + size_t(i) * panel_bytes + size_t(r0 / tile_rows) * pass_bytes;
         t.out = to + i * kPanel;
-        if (spread)
-          quant.spread_tile(w.quant, t, spread_panels + size_t(i) * spread_bytes);
-        else
+        if (wide) {
+          t.spread = spread_panels + (tiles > 1 ? size_t(i) * spread_bytes : 0);  // read once, it stays nearest
+          t.fresh = r0 == 0;
+          quant.wide_tile(w.quant, t);
+        } else {
           quant.tile(w.quant, t);
+        }
       }
       if (!straight) kernels.epilogue(g, tmp, r0, t.rows, p, panels);
     }
   }
+  if (wide) quant.wide_end();
 }
 
 void Plan::quant_linear(const Op& op, const Batch& b, int tid) {

@@ -47,15 +47,18 @@ constexpr size_t quant_panel_bytes(Quant f, int k) {
 }
 
 constexpr int kQuantRows = 12;     // rows of a tile
-constexpr int kMaxQuantRows = 16;  // of one for spread panels
+constexpr int kMaxQuantRows = 16;  // of a wide one
+constexpr size_t kSpreadGroup = size_t(kGroup) * 16;  // bytes of half a panel's group, spread out
 
 // The part of a row that a tile reads lies together: row r, group g at (g * tile rows + r) records.
 struct QuantTile {
   const QuantGroup* a;
   int stride;        // records from one group to the next
-  int rows;          // 1 .. kQuantRows, or kMaxQuantRows for a spread panel
+  int rows;          // 1 .. kQuantRows, or kMaxQuantRows for wide_tile
   const uint8_t* w;  // one panel
   int groups;
+  int8_t* spread;  // for wide_tile: this panel as signed bytes, [two halves][groups][8 lines]; to be filled if `fresh`
+  bool fresh;
   const uint8_t* next;  // what to ask memory for meanwhile: `lines` per group and pass over the groups, on from here
   int lines;
   bool near;   // into the first-level cache: it is read soon
@@ -69,16 +72,16 @@ struct QuantKernels {
   // k values -> one record per group, `stride` records apart; bf16 values when the flag is set, else fp32
   void (*quantise)(const void* x, bool bf16, int k, QuantGroup* out, size_t stride);
   double (*peak_loop)(long iterations);  // returns operations done
-  // Products of this many rows and more (0: none) spread a panel out once for all their tiles, as [groups][two halves]
-  // [8 lines] of signed bytes, and give it to `spread_tile`: the same bits as `tile`.
-  int spread_rows = 0;
-  void (*spread)(Quant format, const uint8_t* w, int groups, int8_t* out) = nullptr;
-  void (*spread_tile)(Quant format, const QuantTile&, const int8_t* spread) = nullptr;
+  // For products of this many rows and more (0: none), with tiles of up to kMaxQuantRows: the same bits as `tile`.
+  // Between begin, which takes the rows of a tile, and end the thread does no other products.
+  int wide_rows = 0;
+  void (*wide_begin)(int rows) = nullptr;
+  void (*wide_tile)(Quant format, const QuantTile&) = nullptr;
+  void (*wide_end)() = nullptr;
 
   // Rows of a tile in a product of `rows` rows.
   int tile_rows(int rows) const;
 };
-constexpr size_t kSpreadBytes = 1024;  // of a group
 
 extern const QuantKernels kPortableQuant;
 #if defined(__x86_64__)

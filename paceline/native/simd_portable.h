@@ -60,6 +60,7 @@ struct S {
     PL_EACH r.v[i] = a.v[i] / b.v[i];
     return r;
   }
+  static V quotient(const V& a, const V& b) { return div(a, b); }
   static V max(const V& a, const V& b) {
     V r;
     PL_EACH r.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];

@@ -25,7 +25,7 @@ inline V exp_v(V x) {
   return S::zero_below(S::ldexp_int(p, n), x, -87.0f);
 }
 
-inline V silu_v(V x) { return S::div(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
+inline V silu_v(V x) { return S::quotient(x, S::add(S::set1(1.0f), exp_v(S::sub(S::zero(), x)))); }
 
 inline V tanh_v(V x) {  // 1 - 2 / (e^2x + 1)
   const V e = exp_v(S::add(x, x));

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from paceline.bench import kernels
-from paceline.bench.kernels import KernelSamples, summarise
+from paceline.bench.kernels import SETTLING_PASSES, KernelSamples, settle, summarise
 
 ROW_KEYS = ["rows", "ms", "weight_gbs", "bandwidth_share", "floor_ms", "vs_floor", "vs_one_row"]
 
@@ -70,8 +70,8 @@ def test_each_repeat_measures_everything_once(llm, native, monkeypatch):
     )
     told = []
     result = kernels.measure(llm, [1, 8], repeats=3, on_step=told.append)
-    # what a repeat begins with runs untimed first: the read loop drove the weights out of the caches
-    assert [rows for rows, _ in passes] == [*(1, 8), *(1, 1, 8), *(8, 8, 1), *(1, 1, 8)]
+    # what a repeat begins with runs twice untimed first: the read loop drove the weights out of the caches
+    assert [rows for rows, _ in passes] == [*(1, 8), *(1, 1, 1, 8), *(8, 8, 8, 1), *(1, 1, 1, 8)]
     assert {context for _, context in passes} == {128}
     assert native.log == [("read", "pool", 2 << 30, "avx512"), ("peak", "pool", "avx512", False, False)] * 3
     assert len(told) == 3 * kernels.steps_per_repeat([1, 8])
@@ -92,3 +92,13 @@ def test_table(llm, native):
     text = console.file.getvalue()
     assert "reads 40.0 GB/s" in text
     assert text.count("│ ") >= 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs"),
+    [([7.0, 4.7, 3.8, 3.1, 3.05, 2.0], 5), ([2.0, 2.1, 1.0], 2), ([2.0**-i for i in range(40)], SETTLING_PASSES + 1)],
+)
+def test_passes_run_untimed_until_they_are_no_longer_faster(seconds, runs):
+    left = list(seconds)
+    settle(lambda: left.pop(0))
+    assert len(seconds) - len(left) == runs

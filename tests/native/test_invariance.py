@@ -45,6 +45,9 @@ SHAPES = {
         vocab=33, hidden=70, inner=40, layers=1, heads=2, kv_heads=1, head_dim=256, bias=True, mlp_bias=True,
         rope={"rope_scaling": LLAMA3},
     ),
+    "tiled-heads": Shape(
+        "qwen3", vocab=64, hidden=54, inner=35, layers=2, heads=6, kv_heads=2, head_dim=96, window=21, sliding=(0,), seed=4
+    ),
     "narrow": Shape(vocab=200, hidden=10, inner=7, heads=5, kv_heads=5, head_dim=2),
 }  # fmt: skip
 POISON = 0  # this token's embedding is NaN where the head is untied: neighbours and stale blocks are full of it

@@ -259,6 +259,9 @@ CASES = [
     (2, 1, 256, True, 0, 0.0, 0),
     (5, 5, 2, False, 1, 5.0, 0),
     (3, 1, 64, True, 0, 0.0, 130),
+    (6, 2, 96, True, 21, 0.0, 0),
+    (9, 3, 64, True, 0, 12.0, 0),
+    (4, 2, 32, False, 0, 0.0, 0),
 ]
 
 
@@ -314,10 +317,11 @@ def test_attention(isa, f32, case):
 
 
 @every_path
+@pytest.mark.parametrize("dim", [16, 64])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_scores_far_apart(isa, f32, threads):
+def test_scores_far_apart(isa, f32, threads, dim):
     """Maxima of partitions that differ by hundreds, either way: the fold neither overflows nor loses the larger one."""
-    dim, length = 16, 256
+    length = 256
     path = Path(isa, f32, threads)
     plan = path.plan(max_rows=length)
     source, qkv = buffer(plan, "INPUT", 3 * dim), buffer(plan, "F32", 3 * dim)
@@ -331,8 +335,8 @@ def test_scores_far_apart(isa, f32, threads):
     x = normal(19, length, 3 * dim).copy()
     x[:, :dim] = 1.0
     x[:, dim : 2 * dim] /= 8
-    for part, level in enumerate((0.0, 30.0, -30.0, 25.0)):  # 16 dimensions: scores of 0, 480, -480, 400
-        x[part * 64 : (part + 1) * 64, dim : 2 * dim] += level
+    for part, level in enumerate((0.0, 30.0, -30.0, 25.0)):  # scores of 0, 480, -480, 400
+        x[part * 64 : (part + 1) * 64, dim : 2 * dim] += level * 16 / dim
     rows = np.arange(length, dtype=np.int32)
     got = np.empty((length, dim), np.float32)
     cache = _native.KVCache(1, 1, dim, 16, f32)
