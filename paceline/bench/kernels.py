@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def measure(
         samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32, int8=int8))
         on_step("arithmetic peak")
         order = list(rows) if repeat % 2 == 0 else list(reversed(rows))
-        settle(lambda count=order[0]: llm.time_forward(count, context))
+        settle(partial(llm.time_forward, order[0], context))
         for count in order:
             samples.seconds[count].append(llm.time_forward(count, context))
             on_step(f"{count} rows")

@@ -27,7 +27,7 @@ using paceline::kPartition;
 using paceline::QueryTile;
 
 constexpr int kStateHead = 16;            // floats before the values of a state, as in kernels.inl
-constexpr int kTileRows = 16;             // of keys, or pairs of keys
+constexpr int kTileRows = 16;             // of a second operand: pairs of k
 constexpr size_t kTileValues = 16 * 32;   // bf16
 constexpr int kBlocks = kPartition / 16;  // of keys in a partition
 constexpr float kNegInf = -__builtin_inff();
@@ -56,19 +56,20 @@ inline __mmask16 visible(int first, int last, int at) {  // lanes of keys [first
   return __mmask16(((1u << hi) - 1) & ~((1u << lo) - 1));
 }
 
-// What one call works on; tile operands on lines of their own. Rows of a result are gone through by four.
+// What one call works on; tile operands on lines of their own.
 struct Work {
   alignas(64) uint16_t query[kMaxQueryTile * kMaxHeadDim];
   alignas(64) float score[kMaxQueryTile * kPartition];
   alignas(64) uint16_t weight[2][kMaxQueryTile * kPartition];  // cut to bf16, and what is left
-  alignas(64) uint16_t values[kPartition * kMaxHeadDim];  // [2 halves of the keys][head_dim / 16][16 pairs][16][2]
-  alignas(64) float sum[kMaxQueryTile * kMaxHeadDim];     // weighted values of the partition
+  alignas(64) uint16_t values[kPartition * kMaxHeadDim];       // [2 halves of the keys][head_dim / 16][16 pairs][16][2]
+  alignas(64) float sum[kMaxQueryTile * kMaxHeadDim];          // weighted values of the partition
   alignas(64) float top[kMaxQueryTile], total[kMaxQueryTile];
 };
 
 // Where the keys and values of a partition lie: its blocks, and of which keys something is seen.
 struct Part {
   const uint8_t* block[kBlocks];
+  int used;             // blocks of which something is seen, or that lie before one
   int key, begin, end;  // the first key; of those seen, counted from it
 };
 
@@ -80,7 +81,7 @@ struct Ahead {
   void ask(size_t lines) {
     if (!part) return;
     for (const size_t to = at + lines * 64 < bytes ? at + lines * 64 : bytes; at < to; at += 64)
-      for (int b = 0; b < kBlocks; ++b) S::prefetch_far(part->block[b] + at);
+      for (int b = 0; b < part->used; ++b) S::prefetch(part->block[b] + at);
   }
 };
 
@@ -123,7 +124,7 @@ inline __m128 reduce(const V* x, Fold fold) {
   return _mm512_castps512_ps128(e);
 }
 
-// Scores of the vectors that do not see all 64 keys: capped, and minus infinity where nothing is seen.
+// Caps the scores if they are to be; without `all`, those of keys that a vector does not see become minus infinity.
 inline void mask(Work& w, const AttentionArgs& p, const QueryTile& t, const Part& part, bool all) {
   for (int r = 0; r < t.count; ++r)
     for (int b = 0; b < kBlocks; ++b) {
@@ -141,7 +142,7 @@ inline void mask(Work& w, const AttentionArgs& p, const QueryTile& t, const Part
     }
 }
 
-// Scores of all vectors -> their weights, the sums of these and the largest scores.
+// Scores -> weights, their sums and the largest scores, vectors by four: the rest of the last four is computed as well.
 inline void soften(Work& w, float scale, int count, Ahead& ahead) {
   const float factor = scale * 1.44269504088896341f;
   const __m512i high = _mm512_set1_epi32(int(0xffff0000u)), half = _mm512_set1_epi32(0x8000);
@@ -305,8 +306,9 @@ void attend_tiles(const AttentionArgs& p, const QueryTile& t, const int32_t* tab
     part.key = index * kPartition;
     part.begin = first > part.key ? first - part.key : 0;
     part.end = last - part.key + 1 < kPartition ? last - part.key + 1 : kPartition;
+    part.used = (part.end + kKeysPerBlock - 1) / kKeysPerBlock;
     for (int b = 0; b < kBlocks; ++b) {  // for blocks behind the end, one that exists: nothing of it is kept
-      const int32_t block = table[index * kBlocks + (b * kKeysPerBlock < part.end ? b : 0)];
+      const int32_t block = table[index * kBlocks + (b < part.used ? b : 0)];
       part.block[b] = p.cache + (size_t(block) * size_t(p.kv_heads) + size_t(t.kv_head)) * p.block_bytes;
     }
     return part;

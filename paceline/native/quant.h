@@ -46,8 +46,8 @@ constexpr size_t quant_panel_bytes(Quant f, int k) {
   return quant_header_bytes(f) + size_t(quant_groups(k)) * quant_group_bytes(f);
 }
 
-constexpr int kQuantRows = 12;     // rows of a tile
-constexpr int kMaxQuantRows = 16;  // of a wide one
+constexpr int kQuantRows = 12;                        // rows of a tile
+constexpr int kMaxQuantRows = 16;                     // of a wide one
 constexpr size_t kSpreadGroup = size_t(kGroup) * 16;  // bytes of half a panel's group, spread out
 
 // The part of a row that a tile reads lies together: row r, group g at (g * tile rows + r) records.

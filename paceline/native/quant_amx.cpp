@@ -56,8 +56,9 @@ inline void scale_group(const QuantGroup* a, const int32_t* sums, const uint8_t*
 }
 
 // MR rows times half a panel. Sums go through memory: tiles are three groups ahead of what scales them, and are stored
-// two groups after they were begun, so that neither waits for the other. The first tile of rows spreads the weights out,
-// five groups ahead of the products; others find them. A group's rows are the 32 values at the start of each record.
+// two groups after they were begun, so that neither waits for the other. The first tile of rows spreads the weights
+// out, five groups ahead of the products; others find them. A group's rows are the 32 values at the start of each
+// record.
 template <Quant F, int MR>
 inline void half_t(const QuantTile& t, int half) {
   constexpr size_t kBytes = paceline::quant_group_bytes(F);

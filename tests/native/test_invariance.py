@@ -46,7 +46,7 @@ SHAPES = {
         rope={"rope_scaling": LLAMA3},
     ),
     "tiled-heads": Shape(
-        "qwen3", vocab=64, hidden=54, inner=35, layers=2, heads=6, kv_heads=2, head_dim=96, window=21, sliding=(0,), seed=4
+        "qwen3", vocab=64, hidden=54, inner=35, layers=2, heads=6, kv_heads=2, head_dim=96, window=21, sliding=(0,)
     ),
     "narrow": Shape(vocab=200, hidden=10, inner=7, heads=5, kv_heads=5, head_dim=2),
 }  # fmt: skip
