@@ -148,8 +148,8 @@ def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> No
 
 def hopeless() -> DraftLengthPolicy:
     policy = DraftLengthPolicy()
-    policy.verify = table({rows: 1.0 + 0.02 * rows for rows in range(1, 60)})
-    policy.draft = table({rows: 0.2 for rows in range(1, 60)})
+    policy.verify = table({rows: 1.0 + 0.005 * rows for rows in range(1, 60)})
+    policy.draft = table({rows: 0.1 for rows in range(1, 60)})
     for _ in range(3000):
         policy.observe(1, 4, 0)
     return policy
@@ -164,8 +164,36 @@ def test_hopeless_drafts_stop_and_probes_cost_a_small_share_of_the_time(requests
         assert probe in (0, 2 * requests), "all of them are probed in one step"
         plain += policy.verify.seconds(requests)
         if probe:
-            spent += policy.verify.seconds(requests + probe) + 0.2 - policy.verify.seconds(requests)
+            spent += policy.verify.seconds(requests + probe) + 0.1 - policy.verify.seconds(requests)
     assert 0.5 * PROBE_SHARE < spent / plain < 1.1 * PROBE_SHARE
+
+
+@pytest.mark.parametrize(("requests", "drafted"), [(1, True), (2, False), (4, False)])
+def test_several_requests_need_more_than_costs_promise(requests: int, drafted: bool) -> None:
+    """A gain of a tenth on paper: taken for one request, not for several (plain steps are faster than they look)."""
+    kept = 0.5
+    price = (1.0 + kept) / 1.1 - 1.0
+    survivals = [[kept] for _ in range(requests)]
+    verify = table({rows: 1.0 + (rows - requests) * price / requests for rows in range(1, 20)})
+    policy = DraftLengthPolicy()
+    policy.verify, policy.draft = verify, table({rows: 0.0 for rows in range(1, 20)})
+    assert best_lengths(survivals, verify, lambda _: 0.0)[1] == pytest.approx(1.1, rel=0.02)
+    for _ in range(2000):
+        policy.observe(0, 1, 0)
+        policy.observe(0, 1, 1)
+    lengths = policy.choose(range(1, requests + 1), [1] * requests)
+    assert any(lengths) is drafted
+
+
+@given(st.lists(st.lists(st.floats(0.0, 1.0), max_size=4), min_size=1, max_size=4), st.floats(0.0, 1.0))
+def test_a_margin_never_adds_drafts_and_is_met_by_those_that_are_made(rows: list[list[float]], margin: float) -> None:
+    survivals = [sorted(row, reverse=True) for row in rows]
+    verify = table({n: 1.0 + 0.1 * n for n in range(1, 40)})
+    free, gain = best_lengths(survivals, verify, lambda n: 0.1)
+    kept, held = best_lengths(survivals, verify, lambda n: 0.1, margin=margin)
+    assert kept in (free, [0] * len(rows))
+    assert held == (gain if any(kept) else 1.0)
+    assert not any(kept) or held > 1.0 + margin
 
 
 def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_rests() -> None:
@@ -182,9 +210,9 @@ def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_r
 
 
 def test_a_drafter_that_earns_less_than_following_costs_rests() -> None:
-    """Eight requests whose drafts break even: all of them better would be little gained."""
+    """Eight requests whose drafts lose a little: all of them better would be little gained."""
     policy, steps = DraftLengthPolicy(), 0
-    policy.verify = table({rows: 8.0 + 0.4 * rows + 0.03 * rows * rows for rows in range(1, 60)})
+    policy.verify = table({rows: 8.0 + 0.4 * rows + 0.015 * rows * rows for rows in range(1, 60)})
     policy.draft = table({rows: 1.0 for rows in range(1, 60)})
     for i in range(1000):
         policy.observe(1, 1, i % 2)
@@ -204,8 +232,8 @@ def test_a_drafter_that_earns_less_than_following_costs_rests() -> None:
     assert 0 < awake < 0.15 * away, "it looks again, and rests longer each time"
     for _ in range(2):
         if not policy.worthwhile:
-            policy.reconsider(2)
-    assert policy.worthwhile, "with fewer requests it pays again"
+            policy.reconsider(1)
+    assert policy.worthwhile, "with one request it pays again"
 
 
 @pytest.mark.parametrize("wrong", [{2: 6.0, 4: 12.0, 8: 24.0}, {1: 9.0, 2: 9.0, 4: 9.0, 8: 9.0}, {}])
@@ -249,7 +277,7 @@ def test_costs_that_were_learned_in_a_bad_moment_are_found_out(wrong: dict[int, 
 def test_bad_experience_fades() -> None:
     """Requests that drafted badly are not held against others for ever."""
     policy = hopeless()
-    policy.verify = table({rows: 1.0 + 0.7 * rows for rows in range(1, 60)})
+    policy.verify = table({rows: 1.0 + rows for rows in range(1, 60)})
     for _ in range(GIVE_UP_AFTER):
         policy.choose([2], [4])
     assert not policy.worthwhile
