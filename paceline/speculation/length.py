@@ -32,9 +32,8 @@ GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept u
 FOLLOW_SHARE = 0.06  # of a step: what it takes that a drafter follows, which drafts have to earn on average
 UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, for a drafter to follow all the same
 GAIN_STEPS = 32.0  # over which that is averaged
-SEVERAL_MARGIN = (
-    0.12  # that drafts for several requests have to bring beyond plain steps by what steps are seen to cost
-)
+MARGIN = 0.12  # that drafts have to bring beyond plain steps, by what steps are seen to cost, for each further request
+MARGIN_REQUESTS = 3  # up to so many
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
@@ -144,7 +143,7 @@ def _margin(requests: int) -> float:
     """What drafts for so many requests have to bring beyond what costs say. With several requests, plain steps left to
     themselves were measured to take 15 % less time than those between drafted ones, which is what is known of them; and
     requests that end together share a pass for the prompts behind them, which drafts break up."""
-    return SEVERAL_MARGIN if requests > 1 else 0.0
+    return MARGIN * min(requests - 1, MARGIN_REQUESTS)
 
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
