@@ -65,9 +65,14 @@ class DirectBody:
         self._events = events
         self._socket = wire.open()
         self._rest = b""  # of a piece that did not fit the system's buffer
+        self._clogged = False  # since then, until the loop finds everything sent
 
     def ready(self) -> bool:
-        return not self._rest and self._wire.is_idle()
+        """On the loop."""
+        if not self._rest and self._wire.is_idle():
+            self._clogged = False
+            return True
+        return False
 
     def put(self, delta: StreamDelta) -> bool:
         events = self._events(delta)
@@ -79,13 +84,14 @@ class DirectBody:
         except OSError:  # the buffer is full, or the client has gone: the loop knows what to do
             return False
         if sent < len(data):
-            self._rest = data[sent:]
+            # not `bool(self._rest)`: the loop may have taken the rest over, into a buffer of its own, before anyone looks
+            self._rest, self._clogged = data[sent:], True
             self._wire.loop.call_soon_threadsafe(self._send_rest)
         return True
 
     @property
     def clogged(self) -> bool:
-        return bool(self._rest)
+        return self._clogged
 
     def close(self) -> None:
         self._socket.close()
@@ -94,5 +100,5 @@ class DirectBody:
         return self._socket.send(data, socket.MSG_DONTWAIT)
 
     def _send_rest(self) -> None:
-        rest, self._rest = self._rest, b""
-        self._wire.transport.write(rest)
+        self._wire.transport.write(self._rest)
+        self._rest = b""

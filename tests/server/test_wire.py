@@ -7,6 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ import pytest
 from engine.harness import Scripted, open_llm
 
 from paceline import LLM, engine_thread
+from paceline.engine_thread import Ticket
 from paceline.outputs import StreamDelta
 from paceline.server.transport import TextEvents, event, only_text
 from paceline.server.wire import DirectBody
@@ -45,6 +47,12 @@ MORE_THAN_TEXT = [
 @pytest.fixture
 def llm(folder) -> LLM:
     return open_llm(folder, Scripted(), max_num_seqs=8)
+
+
+@pytest.fixture(autouse=True)
+def never_joined(monkeypatch) -> None:
+    """On a busy machine the loop falls behind, and pieces that it has not sent would be joined."""
+    monkeypatch.setattr("paceline.async_llm.MERGE_FROM", 1 << 30)
 
 
 @pytest.fixture
@@ -132,6 +140,32 @@ def test_a_full_buffer_tears_no_piece(llm, by, monkeypatch, seed):
                 torn = chunks(server, path, fields)
             assert by_choice(torn) == by_choice(chunks(server, path, fields))
         assert min(by.values()) > 0
+
+
+def test_the_way_stays_shut_when_the_loop_was_quick_to_take_the_rest() -> None:
+    """What the loop took may lie in its buffer still: the next piece must not pass it."""
+    mine, other = socket.socketpair()
+    written: list[bytes] = []
+    idle = [False]
+    wire: Any = SimpleNamespace(
+        open=lambda: mine,
+        is_idle=lambda: idle[0],
+        loop=SimpleNamespace(call_soon_threadsafe=lambda call: call()),  # before `put` returns
+        transport=SimpleNamespace(write=written.append),
+    )
+    body = DirectBody(wire, lambda _delta: b"data")
+    body._send = lambda data: mine.send(data[:3])  # type: ignore[method-assign]
+    nothing: Any = None
+    ticket = Ticket(nothing, nothing, nothing, nothing, shortcut=body)
+    with mine, other:
+        assert ticket.put(nothing)
+        assert other.recv(100) + b"".join(written) == b"4\r\ndata\r\n"
+        assert ticket.shortcut is None
+        ticket.offer(body)
+        assert ticket.shortcut is None
+        idle[0] = True
+        ticket.offer(body)
+        assert ticket.shortcut is body
 
 
 def test_an_error_leaves_the_piece_to_the_loop(llm, by, monkeypatch, caplog):
