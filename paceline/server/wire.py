@@ -84,7 +84,7 @@ class DirectBody:
         except OSError:  # the buffer is full, or the client has gone: the loop knows what to do
             return False
         if sent < len(data):
-            # not `bool(self._rest)`: the loop may have taken the rest over, into a buffer of its own, before anyone looks
+            # not `bool(self._rest)`: the loop may have taken the rest into a buffer of its own before anyone looks
             self._rest, self._clogged = data[sent:], True
             self._wire.loop.call_soon_threadsafe(self._send_rest)
         return True
