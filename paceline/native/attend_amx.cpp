@@ -24,9 +24,9 @@ using paceline::kKeysPerBlock;
 using paceline::kMaxHeadDim;
 using paceline::kMaxQueryTile;
 using paceline::kPartition;
+using paceline::kStateHead;
 using paceline::QueryTile;
 
-constexpr int kStateHead = 16;            // floats before the values of a state, as in kernels.inl
 constexpr int kTileRows = 16;             // of a second operand: pairs of k
 constexpr size_t kTileValues = 16 * 32;   // bf16
 constexpr int kBlocks = kPartition / 16;  // of keys in a partition

@@ -12,6 +12,7 @@ constexpr int kPanel = 32;         // columns of one packed weight panel
 constexpr int kKeysPerBlock = 16;  // tokens of one KV cache block
 constexpr int kPartition = 64;     // keys whose softmax is computed as one partial result, at absolute positions
 constexpr int kMaxHeadDim = 256;
+constexpr int kStateHead = 16;     // floats before the values in a state of attention: max, sum, padding
 constexpr int kMaxQueryTile = 16;  // query vectors that attention handles at once, on the path that takes the most
 
 // How rows are stored as inputs of matrix products.

@@ -18,6 +18,7 @@ using paceline::kKeysPerBlock;
 using paceline::kMaxHeadDim;
 using paceline::kPanel;
 using paceline::kPartition;
+using paceline::kStateHead;
 using paceline::QkvPostArgs;
 using paceline::QueryTile;
 
@@ -420,8 +421,6 @@ inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t w
 }
 
 // state and partial: [max, sum, pad to 16 lanes, values...]: fold partial in behind state.
-constexpr int kStateHead = 16;
-
 void merge(float* state, const float* partial, int head_dim) {
   const int end = kStateHead + padded(head_dim);
   if (partial[0] == kNegInf) return;

@@ -11,8 +11,6 @@
 namespace paceline {
 namespace {
 
-constexpr int kStateHead = 16;  // floats before the values in an attention state (kernels.inl)
-
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 int padded(int n) { return int(round_up(size_t(n), 16)); }
 

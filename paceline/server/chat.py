@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -21,10 +20,9 @@ from paceline.server.transport import (
     DONE,
     EventStream,
     JsonResponse,
-    TextEvents,
     event,
-    only_text,
     openai_error_event,
+    text_events,
     unless_gone,
 )
 from paceline.server.turn import prepare
@@ -144,7 +142,9 @@ class Chat:
             "model": r.model or self.service.model_name,
         }
         readers: dict[int, Reader] = {}
-        plain = self.plain_events(head, job.choices) if not every_usage else None
+        plain = None  # for deltas that add text and nothing else, behind the first of their choice
+        if self.top is None and not r.return_token_ids and not every_usage and self.turn.reader().is_plain:
+            plain = text_events(lambda i, text: head | {"choices": [_choice(i, {"content": text})]}, job.choices)
         async with stack:
             async for index, delta in self.service.deltas(job):
                 chunks = b""
@@ -174,16 +174,6 @@ class Chat:
                 usage = render.usage_of([output], job.reasoning_tokens)
                 end = event(head | {"choices": [], "usage": usage} | self.extras(output))
             yield end + DONE
-
-    def plain_events(self, head: dict[str, Any], choices: int) -> Callable[[StreamDelta], bytes | None] | None:
-        """As of completions; None where a delta is more than its text."""
-        if self.top is not None or self.request.return_token_ids or not self.turn.reader().is_plain:
-            return None
-
-        def chunk(index: int, text: str) -> dict[str, Any]:
-            return head | {"choices": [_choice(index, {"content": text})]}
-
-        return only_text([TextEvents(partial(chunk, index)) for index in range(choices)])
 
     def first(self, head: dict[str, Any], job: Job, index: int, usage: bool) -> dict[str, Any]:
         """The chunk that comes with the first token, whether it has text yet or not."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
+from paceline.outputs import CompletionOutput, RequestOutput
 from paceline.server import render
 from paceline.server.body import new_router
 from paceline.server.protocol import CompletionRequest
@@ -19,10 +18,9 @@ from paceline.server.transport import (
     DONE,
     EventStream,
     JsonResponse,
-    TextEvents,
     event,
-    only_text,
     openai_error_event,
+    text_events,
     unless_gone,
 )
 from paceline.server.wire import Wire, shorten, wire_of
@@ -123,8 +121,9 @@ class Completion:
         last_usage, every_usage = r.usage_wanted()
         head = self.head(job)
         offsets: dict[int, int] = {}
-        simple = top is None and not r.return_token_ids and not every_usage and len(job.streams) == 1
-        plain = self.plain_events(head, job.choices) if simple else None
+        plain = None  # for deltas that add text and nothing else, behind the first of their choice
+        if top is None and not r.return_token_ids and not every_usage and len(job.streams) == 1:
+            plain = text_events(lambda i, text: head | {"choices": [_choice(i, text)]}, job.choices)
         async with stack:
             async for index, delta in self.service.deltas(job):
                 first = index not in offsets
@@ -160,15 +159,6 @@ class Completion:
                 tail = {"choices": [], "usage": render.usage_of(outputs)} | self.extras(outputs)
                 end = event(head | tail)
             yield end + DONE
-
-    def plain_events(self, head: dict[str, Any], choices: int) -> Callable[[StreamDelta], bytes | None]:
-        """A function for the deltas of one prompt behind the first of their choice: the event of one that adds text
-        alone, b"" where there is none; None for the last."""
-
-        def chunk(index: int, text: str) -> dict[str, Any]:
-            return head | {"choices": [_choice(index, text)]}
-
-        return only_text([TextEvents(partial(chunk, index)) for index in range(choices)])
 
 
 def _choice(index: int, text: str) -> dict[str, Any]:

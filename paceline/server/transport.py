@@ -8,6 +8,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -70,6 +71,11 @@ def only_text(forms: Sequence[TextEvents]) -> Callable[[StreamDelta], bytes | No
         return forms[delta.index].of(delta.text) if delta.text else b""
 
     return events
+
+
+def text_events(value: Callable[[int, str], Any], choices: int) -> Callable[[StreamDelta], bytes | None]:
+    """`only_text` for choices from 0 on. value: of the event that adds a text to a choice."""
+    return only_text([TextEvents(partial(value, index)) for index in range(choices)])
 
 
 class EventStream(Response):
