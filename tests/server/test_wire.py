@@ -6,7 +6,7 @@ import json
 import os
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +45,11 @@ MORE_THAN_TEXT = [
 
 
 @pytest.fixture
-def llm(folder) -> LLM:
-    return open_llm(folder, Scripted(), max_num_seqs=8)
+def llm(folder) -> Iterator[LLM]:
+    """Its steps take a while, as a real model's do: an answer must not end before the loop has sent its first piece."""
+    llm = open_llm(folder, Scripted(), max_num_seqs=8)
+    with slow_steps(llm, 0.003):
+        yield llm
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +233,7 @@ def test_clients_that_leave_leave_nothing_open(llm, by):
 
 def test_a_connection_serves_on_behind_a_direct_stream(llm, by):
     """Streams and whole answers in turns over one connection, the next request being sent before the last answer."""
-    with live(llm) as server:
+    with live(llm) as server, slow_steps(llm, 0.01):
         one = httpx.Request("POST", "http://x", json={**LONG, "prompt": "ab", "stream": True}).read()
         two = httpx.Request("POST", "http://x", json={"prompt": "ab", "max_tokens": 2, "temperature": 0}).read()
         head = "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
