@@ -24,7 +24,7 @@ from paceline.engine import Engine
 from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel, state_arguments
-from paceline.other_names import unknown_option
+from paceline.other_names import is_neutral, unknown_option
 from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
 from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_params, params_for, token_ids
 from paceline.recurrent import StatePlan, plan_states
@@ -108,6 +108,8 @@ class LLM:
     configured, also where fewer would be faster. sampler: "coupled" (the text for a seed is the same with and without
     speculation) or "rejection" (exact in distribution, accepts more drafts). allow_longer_drafts: drafts
     beyond what a drafter was trained for are worth a warning; False makes them an error.
+    Options of vLLM that ask for what is the case here anyway, such as trust_remote_code, enforce_eager and
+    tensor_parallel_size=1, are taken and do nothing: no remote code is ever run.
 
     Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
     """
@@ -134,6 +136,8 @@ class LLM:
         **unknown: Never,
     ) -> None:
         for name in unknown:
+            if is_neutral(name, unknown[name]):
+                continue
             parameters = inspect.signature(LLM).parameters
             raise ConfigError(unknown_option(name, [known for known in parameters if known != "unknown"]))
         if sampler not in ("coupled", "rejection"):

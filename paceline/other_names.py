@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from difflib import get_close_matches
+from typing import Any
 
 _CORES = "leave it out: a model runs on the cores of one machine (threads=N); replicas: docs/distributed.md"
 _KV = "use kv_cache_space=GIB, the memory for keys and values"
@@ -33,6 +34,49 @@ LLM_OPTIONS: dict[str, str] = {
     "torch_dtype": "use dtype",
     "trust_remote_code": "leave it out: no remote code is ever run",
 }
+
+# Values of these that ask for what is the case anyway: scripts written for another engine run as they are.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "data_parallel_size": (1,),
+    "device": ("auto", "cpu"),
+    "disable_log_stats": (True, False),
+    "enforce_eager": (True, False),
+    "load_format": ("auto",),
+    "pipeline_parallel_size": (1,),
+    "tensor_parallel_size": (1,),
+    "tokenizer_mode": ("auto",),
+    "trust_remote_code": (True, False),
+}
+# field of another engine's SamplingParams -> remedy
+SAMPLING_FIELDS: dict[str, str] = {
+    "allowed_token_ids": "is not supported; use logit_bias, or structured_outputs with choices",
+    "bad_words": "is not supported; use logit_bias for single tokens",
+    "best_of": "is not supported; ask for n choices and choose yourself",
+    "do_sample": "use temperature=0 for greedy decoding, a higher one to sample",
+    "guided_decoding": "use structured_outputs",
+    "logits_processors": "is not supported; use logit_bias or structured_outputs",
+    "max_new_tokens": "use max_tokens",
+    "max_length": "use max_tokens, which counts the output alone",
+    "n_predict": "use max_tokens",
+    "prompt_logprobs": "is not supported; logprobs are of output tokens",
+    "stop_sequences": "use stop",
+    "truncate_prompt_tokens": "is not supported; shorten the prompt",
+    "use_beam_search": "is not supported; leave it out",
+}
+
+
+def is_neutral(name: str, value: Any) -> bool:
+    """Whether this option of another engine's `LLM` may as well be left out; True is no 1."""
+    return any(type(value) is type(other) and value == other for other in NEUTRAL.get(name, ()))
+
+
+def unknown_field(name: str, known: Collection[str]) -> str:
+    """What to say of a field of `SamplingParams` that there is not."""
+    if name in SAMPLING_FIELDS:
+        return SAMPLING_FIELDS[name]
+    close = get_close_matches(name, known, 1)
+    guess = f"; did you mean {close[0]!r}?" if close else "."
+    return f"there is no such field{guess} Fields: {', '.join(known)}"
 
 
 def unknown_option(name: str, known: Collection[str]) -> str:

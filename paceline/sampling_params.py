@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from paceline.errors import ConfigError
+from paceline.other_names import unknown_field
 from paceline.structured.params import StructuredOutputsParams
 from paceline.values import MAX_INT32, as_integer, as_number, shown
 
 MAX_SEED = 2**64 - 1
 MAX_CHOICES = 1024
+
+Class = TypeVar("Class", bound=type)
 
 
 class SamplingParamsError(ConfigError, ValueError):
@@ -38,6 +42,23 @@ class LogitBias(dict[int, float]):
         return LogitBias, (dict(self),)
 
 
+def _known_fields(cls: Class) -> Class:
+    """Make a dataclass name the field, the value and the remedy where it is given a field that it does not have."""
+    fields_of: Any = cls  # a dataclass
+    init, known = fields_of.__init__, tuple(fields_of.__dataclass_fields__)
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **fields: Any) -> None:
+        for name, value in fields.items():
+            if name not in known:
+                raise _fail(name, value, unknown_field(name, known))
+        init(self, *args, **fields)
+
+    fields_of.__init__ = checked
+    return cls
+
+
+@_known_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request; every field means the same with and without speculation.

@@ -68,8 +68,21 @@ def _explain(error: Exception, command: Any) -> None:
         error.possibilities = None  # type: ignore[attr-defined]
 
 
+def _check_short(command: Any, ctx: Any, args: list[str]) -> None:
+    """Short options of several letters, as llama.cpp has them, are refused by name: they would be read as a short
+    option of ours and its value, "-ngl" as "-n gl"."""
+    own = {spelled for parameter in command.params for spelled in parameter.opts}
+    for argument in args:
+        if argument == "--":
+            break
+        option = argument.split("=")[0]
+        if option in OPTIONS and option not in own and not option.startswith("--") and len(option) > 2:
+            ctx.fail(f"No such option: {option}; {_hint(option, command)}")
+
+
 class Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _check_short(self, ctx, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -83,6 +96,8 @@ class Group(typer.core.TyperGroup):
     known: Mapping[str, str] = COMMANDS
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.params:
+            _check_short(self, ctx, args if args[:1] and args[0].startswith("-") else [])
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

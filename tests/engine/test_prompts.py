@@ -6,7 +6,8 @@ import pytest
 
 import paceline
 from paceline import LLM, SamplingParams
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
+from paceline.other_names import LLM_OPTIONS, NEUTRAL
 
 from .conftest import World
 
@@ -145,6 +146,18 @@ def test_an_unknown_option_is_refused_with_what_stands_for_it(option: str, told:
     """Before a model is looked for."""
     with pytest.raises(ConfigError, match=f"{option}: .*{told}" if "no_idea" not in told else told):
         LLM("no-such-model", **{option: 2})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", sorted(NEUTRAL))
+def test_an_option_that_asks_for_what_is_the_case_does_nothing(option: str) -> None:
+    """It gets as far as looking for the model; any other value is refused."""
+    assert option in LLM_OPTIONS
+    for value in NEUTRAL[option]:
+        with pytest.raises(PacelineError, match="no-such-model"):
+            LLM("no-such-model", **{option: value})  # type: ignore[arg-type]
+    for value in (2, "other", 1.0):
+        with pytest.raises(ConfigError, match=f"{option}: there is no such option; "):
+            LLM("no-such-model", **{option: value})  # type: ignore[arg-type]
 
 
 def test_names_that_were_not_used_yet_are_listed() -> None:

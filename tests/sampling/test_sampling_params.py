@@ -156,6 +156,18 @@ def test_logit_bias_cannot_change():
     assert bias == {7: 1.0}
 
 
-def test_unknown_fields_are_refused():
-    with pytest.raises(TypeError, match="beams"):
-        SamplingParams(beams=4)  # type: ignore[call-arg]
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("prompt_logprobs", "prompt_logprobs=1: is not supported; logprobs are of output tokens"),
+        ("max_new_tokens", "max_new_tokens=1: use max_tokens"),
+        ("temprature", "temprature=1: there is no such field; did you mean 'temperature'? Fields: n, temperature, "),
+        ("zzz", "zzz=1: there is no such field. Fields: n, "),
+    ],
+)
+def test_a_field_that_there_is_not_is_named_with_what_stands_for_it(name: str, told: str) -> None:
+    with pytest.raises(PacelineError) as caught:
+        SamplingParams(n=1, **{name: 1})
+    assert str(caught.value).startswith(told)
+    with pytest.raises(PacelineError):
+        dataclasses.replace(SamplingParams(), **{name: 1})
