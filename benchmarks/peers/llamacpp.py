@@ -33,6 +33,9 @@ VERSION = "0.3.36"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
 TOOLS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 TYPES = ("bf16", "f16", "q8_0", "q4_0", "q4_1")
+# GCC does not know that loading a tile configuration reads memory and removes, as dead, what was written there, and
+# llama.cpp crashes in its first AMX product (ggml-org/llama.cpp pull request 26954). Without that removal it runs.
+CXX_FLAGS = "-fno-tree-dse -fno-dse"
 # The tree also holds a web page, test models and documentation: 90 % of the files, none of them needed.
 UNWANTED = ("tools/ui/", "models/", "docs/", "media/", "tests/")
 
@@ -61,7 +64,8 @@ def cpu_fingerprint() -> str:
 
 
 def tools_dir() -> Path:
-    return cache_root() / f"llama.cpp-{VERSION}-{cpu_fingerprint()}"
+    flags = hashlib.sha256(CXX_FLAGS.encode()).hexdigest()[:4]
+    return cache_root() / f"llama.cpp-{VERSION}-{cpu_fingerprint()}-{flags}"
 
 
 def tool(name: str) -> Path:
@@ -141,6 +145,7 @@ def _compile(source: Path, build_dir: Path, jobs: int, log: Path) -> Path:
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=_path()) else []
     options = {
         "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_CXX_FLAGS": CXX_FLAGS,
         "GGML_NATIVE": "ON",
         "BUILD_SHARED_LIBS": "OFF",
         "LLAMA_BUILD_TESTS": "OFF",

@@ -251,8 +251,14 @@ class DraftLengthPolicy:
 
     def saved(self, rows: int, limit: int) -> float:
         """Seconds that drafting for one request of a step of so many rows saves per token of it, from what requests
-        showed on average; 0 where it would not pay. A token more is worth what a token of such a step takes."""
+        showed on average; 0 where it would not pay, or where so many requests would not draft although it would a
+        little. A token more is worth what a token of such a step takes."""
         survival = self.overall.survival(limit)
+        if rows > 1:
+            all_draft = partial(self._draft_seconds, rows)
+            drafts, _ = best_lengths([survival] * rows, self.verify, all_draft, margin=_margin(rows))
+            if not any(drafts):
+                return 0.0
         (length,), _ = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
         if not length:
             return 0.0
