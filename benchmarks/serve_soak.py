@@ -181,7 +181,10 @@ class Soak:
     # ---- looking on
 
     async def _watch(self) -> None:
-        """Memory, health, and counters that only grow; its own connection, so that it waits behind nobody."""
+        """Memory, health, and counters that only grow.
+
+        A connection that fails is a problem, also one that was idle before: httpx drops those after 5 seconds, and the
+        server keeps them for 75, so that none is closed just as it is used again."""
         last: Scrape | None = None
         while not self.over:
             self.outcome.usage.append(self.server.usage())

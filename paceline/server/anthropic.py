@@ -140,7 +140,7 @@ class Answer:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job), anthropic_error_event)
+        return EventStream(self.stream(stack, job), anthropic_error_event, stack)
 
     def message(self, job: Job, content: list[dict[str, Any]], made: int, cached: int = 0) -> dict[str, Any]:
         return {

@@ -74,7 +74,7 @@ class Chat:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event)
+        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event, stack)
 
     # ---- whole answers
 

@@ -73,7 +73,7 @@ class Completion:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event)
+        return EventStream(self.stream(stack, job, wire_of(raw.scope)), openai_error_event, stack)
 
     async def encode(self, text: str) -> list[int]:
         frame = self.request.add_special_tokens is not False

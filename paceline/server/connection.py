@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import select
+from collections import deque
 from typing import Any, Final
 
-from starlette.types import Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from paceline.server.errors import ApiError, body_of
 from paceline.server.transport import JsonResponse, dumps
@@ -49,7 +51,7 @@ class LingeringTransport:
         self._end = self._protocol.loop.call_later(self._protocol.linger_seconds, self._transport.close)
 
     def write(self, data: bytes) -> None:
-        if self._end is None:
+        if not self.is_closing():  # asyncio's transports complain of it, and uvloop's raise RuntimeError
             self._transport.write(data)
 
     def throw_away(self, data: bytes) -> None:
@@ -74,6 +76,7 @@ class Connection(HttpToolsProtocol):
         self._most, self.limit_concurrency = self.limit_concurrency, None  # counted here, for an answer in JSON
         self._swallowed = 0
         self.is_receiving = False  # whether a request has begun to come that has not come whole
+        self._cycles: deque[RequestResponseCycle] = deque()  # the one that runs, and those that wait behind it
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -85,12 +88,13 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         self._lingering.lost()
         super().connection_lost(exc)
+        self._end_all()  # uvicorn tells only the last one
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             self._lingering.throw_away(data)
             return
-        if self._late is None and (self.cycle is None or self.cycle.response_complete):
+        if self._late is None and self._unanswered() is None:
             self._wait_for_head()
         self._swallowed += len(data)
         super().data_received(data)
@@ -106,7 +110,10 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         crowded = self._most is not None and max(len(self.connections), len(self.tasks)) >= self._most
         self.app = _crowded if crowded and self.url.partition(b"?")[0].decode("latin-1") not in PROBES else self._served
+        if self.parser.get_http_version() != "1.1":
+            self.app = _until_the_end(self.app)
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
         self.scope["extensions"] = {EXTENSION: Wire(self.cycle, self.loop)}  # type: ignore[dict-item]
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -124,6 +131,35 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, msg))
+
+    def timeout_keep_alive_handler(self) -> None:
+        """What came since the loop last looked at its sockets is a request, and who has sent it is not idle."""
+        if not self.transport.is_closing() and self._has_arrived():
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _has_arrived(self) -> bool:
+        """Whether there is something to read."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _end_all(self) -> None:
+        """Tell the requests of this connection that nobody hears their answers."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self._cycles.clear()
+
+    def _unanswered(self) -> RequestResponseCycle | None:
+        """The request that runs; `cycle` is the one that came last, and may wait behind it."""
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        return self._cycles[0] if self._cycles else None
 
     # ---- heads
 
@@ -143,6 +179,8 @@ class Connection(HttpToolsProtocol):
         self._late = None
         if self._swallowed:
             self._refuse(ApiError(408, "the request's headers did not arrive in time", code="headers_timeout"))
+        elif not self.transport.is_closing() and self._has_arrived():
+            self._wait_for_head()
         else:
             self.transport.close()
 
@@ -151,11 +189,35 @@ class Connection(HttpToolsProtocol):
         self._head_is_there()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        running = self._unanswered()
+        if running is None or not running.response_started:
             body = dumps(body_of(error))
             head = STATUS_LINE[error.status] + b"content-type: application/json\r\nconnection: close\r\n"
             self.transport.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         self.transport.close()
+        self._end_all()  # though the connection may linger
+
+
+def _until_the_end(app: ASGIApp) -> ASGIApp:
+    """For clients of HTTP/1.0, who know no chunks: a body without a length ends with the connection."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        cycle: RequestResponseCycle = scope["extensions"][EXTENSION].cycle
+        endless = False
+
+        async def sending(message: Message) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
+                if endless:
+                    cycle.chunked_encoding = False
+            elif endless:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return served
 
 
 async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -76,7 +76,7 @@ def router(service: Service) -> APIRouter:
         )
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(_events(service, stack, job), openai_error_event)
+        return EventStream(_events(service, stack, job), openai_error_event, stack)
 
     return routes
 

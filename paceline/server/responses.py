@@ -140,7 +140,7 @@ class Answer:
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
         job = await stack.enter_async_context(run)
-        return EventStream(self.stream(stack, job), self.error_event)
+        return EventStream(self.stream(stack, job), self.error_event, stack)
 
     # ---- objects
 

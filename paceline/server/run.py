@@ -25,6 +25,10 @@ from paceline.structured.compiler import is_compiling
 log = logging.getLogger("paceline.server")
 
 SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the interpreter gets it; Python's own is five
+# Seconds that an idle connection stays open: longer than clients keep theirs (httpx, and with it the openai client, 5;
+# aiohttp 15; nginx and load balancers 60). Who closes last closes on no request: at 5, as uvicorn has it, a client that
+# asks every five seconds now and then finds its connection closed just as it sends.
+KEEP_ALIVE = 75
 LAST_RESORT = 10  # seconds after the engine was closed; then connections that are still open are cut
 
 
@@ -111,7 +115,7 @@ def serve(
     listening: socket.socket,
     *,
     shutdown_timeout: int = 30,
-    keep_alive: int = 5,
+    keep_alive: int = KEEP_ALIVE,
     max_connections: int = 1024,
     access_log: bool = False,
     on_ready: Callable[[], None] = lambda: None,

@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -84,13 +84,17 @@ class EventStream(Response):
     An error inside the generator is the stream's last event: the status line has long been sent.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], on_error: Callable[[Exception], bytes]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_error: Callable[[Exception], bytes], held: AsyncExitStack
+    ) -> None:
+        """held: what `events` closes at its end; closed here where it never began, as closing it then does nothing."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
         self.events = events
         self.on_error = on_error
+        self.held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         pump = asyncio.ensure_future(self._pump(send))
@@ -100,6 +104,7 @@ class EventStream(Response):
         finally:
             await _end(gone)
             await _end(pump)
+            await self.held.aclose()
 
     async def _pump(self, send: Send) -> None:
         try:

@@ -40,7 +40,7 @@ class Wire:
     def open(self) -> socket.socket:
         """The connection under a number of its own: the loop may close its own at any moment, and the system give that
         number to another client's. Raises OSError if it has been closed."""
-        return socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))
+        return socket.socket(fileno=os.dup(self.transport.get_extra_info("socket").fileno()))  # -1 once it is closed
 
 
 def wire_of(scope: Mapping[str, Any]) -> Wire | None:
@@ -94,11 +94,14 @@ class DirectBody:
         return self._clogged
 
     def close(self) -> None:
+        """On the loop. What it sends next, an error for instance, stands behind the rest of a torn piece."""
+        self._send_rest()
         self._socket.close()
 
     def _send(self, data: bytes) -> int:
         return self._socket.send(data, socket.MSG_DONTWAIT)
 
     def _send_rest(self) -> None:
-        self._wire.transport.write(self._rest)
-        self._rest = b""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._wire.transport.write(rest)

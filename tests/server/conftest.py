@@ -9,6 +9,7 @@ from engine.harness import Scripted, open_llm
 from models.tiny import write_target
 
 from paceline import LLM
+from paceline.server.connection import Connection
 
 from .harness import Live, live
 from .thinker import write_thinker
@@ -54,6 +55,12 @@ def plain_thinker(thinker_folder: Path) -> Iterator[Live]:
     """The same without speculation."""
     with live(open_llm(thinker_folder, None), model_names=("thinker",)) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def patient_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stops for a while, between a client's connecting and its sending, is no late client."""
+    monkeypatch.setattr(Connection, "head_seconds", 700.0)
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,15 @@ class Live:
     """A running server. `llm` and `engine` are the ones it uses."""
 
     def __init__(
-        self, llm: LLM, *, max_waiting: int = 192, max_connections: int | None = None, **settings: Any
+        self,
+        llm: LLM,
+        *,
+        max_waiting: int = 192,
+        max_connections: int | None = None,
+        new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+        **settings: Any,
     ) -> None:
+        """new_loop: None = asyncio's own; `paceline serve` runs uvloop, whose transports are others."""
         self.llm = llm
         self.engine = AsyncLLM(llm, max_waiting=max_waiting)
         self.settings = ServerSettings(**{"model_names": ("tiny", "other-name"), **settings})
@@ -45,11 +52,16 @@ class Live:
         config = uvicorn.Config(self.app, http=Connection, log_config=None, ws="none", lifespan="on", **options)
         ready = threading.Event()
         self.server = Server(config, self.engine, 600.0, ready.set)
-        self.thread = threading.Thread(target=lambda: asyncio.run(self.server.serve(sockets=[self.socket])))
+        self.thread = threading.Thread(target=self._run, args=(new_loop,))
         self.server.capture_signals = _nothing  # type: ignore[method-assign]
         self.thread.start()
         assert ready.wait(PATIENCE)
         self.client = httpx.Client(base_url=self.url, timeout=600)
+
+    def _run(self, new_loop: Callable[[], asyncio.AbstractEventLoop] | None) -> None:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            self.loop = runner.get_loop()
+            runner.run(self.server.serve(sockets=[self.socket]))
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.client.post(path, json=body)
