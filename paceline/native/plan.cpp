@@ -346,8 +346,8 @@ void Plan::plan_attention(const Batch& b) {
   if (partials_.size() < most) partials_.resize(most);
 }
 
-// For the first partitions of what thread `tid` will attend to in the operation behind `op`, where that is known: blocks
-// that this pass does not write. steps: calls of `ask` to come.
+// For the first partitions of what thread `tid` will attend to in the operation behind `op`, where that is known:
+// blocks that this pass does not write. steps: calls of `ask` to come.
 KeysAhead Plan::keys_ahead(const Op& op, const Batch& b, KVCache* cache, int tid, int steps) const {
   KeysAhead ahead;
   const Op* next = &op + 1;
@@ -366,8 +366,8 @@ KeysAhead Plan::keys_ahead(const Op& op, const Batch& b, KVCache* cache, int tid
     for (int j = first; j < std::min(first + kPartition / kKeysPerBlock, written); ++j) {
       if (ahead.blocks == KeysAhead::kMost) break;
       const size_t block = size_t(b.tables[size_t(item.sequence) * size_t(b.table_width) + size_t(j)]);
-      ahead.block[ahead.blocks++] =
-          cache->layer(next->layer) + (block * size_t(next->kv_heads) + size_t(item.tile.kv_head)) * cache->block_bytes();
+      ahead.block[ahead.blocks++] = cache->layer(next->layer) +
+                                    (block * size_t(next->kv_heads) + size_t(item.tile.kv_head)) * cache->block_bytes();
     }
   }
   ahead.bytes = cache->block_bytes();

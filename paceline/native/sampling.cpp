@@ -487,19 +487,17 @@ void register_sampling(nb::module_& m) {
       "argmax_rows", &argmax, "logits"_a,
       "int64 [rows] of float32 [rows, columns]. Ties: lowest column; NaN never wins. A row of NaN and -inf alone gives "
       "its first -inf, or 0.");
-  m.def(
-      "sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
-      "pool"_a = nb::none(),
-      "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
-      "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
-      "bit i of a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens, "
-      "logit_bias, penalties, temperature, min_p, top_k, top_p.");
+  m.def("sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
+        "pool"_a = nb::none(),
+        "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
+        "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
+        "bit i of a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens, "
+        "logit_bias, penalties, temperature, min_p, top_k, top_p.");
   m.def(
       "draft_rows",
       [](const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
-         const std::optional<Ints2>& allowed, const Pool& pool) {
-        return draft(logits, states, counts, map, allowed, nullptr, pool);
-      },
+         const std::optional<Ints2>& allowed,
+         const Pool& pool) { return draft(logits, states, counts, map, allowed, nullptr, pool); },
       "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(), "pool"_a = nb::none(),
       "Tokens (target ids) of a block drafter, drawn with the target's noise: state i owns counts[i] rows, of which "
       "row j sees the tokens drawn in the rows before. pool: as in sample_rows.");
