@@ -2,9 +2,13 @@
 
     python -m benchmarks.round_cost --output round.json
 
-A round drafts 7 tokens for one request behind about 160 tokens of context, verifies 8 rows, samples, commits. Floors
-follow the definition of `paceline bench kernels`: max(bytes / read bandwidth, operations / peak rate), measured between
-the rounds. Medians over repeats; every repeat measures everything once.
+A round drafts 7 tokens for one request behind about 160 tokens of context, verifies 8 rows, samples, commits. It is
+timed from the end of one step to the end of the next, so that all that runs between them counts; steps of fewer drafts
+(the last of an answer) do not. Prompt lookup is off. Floors follow the definition of `paceline bench kernels`:
+max(bytes / read bandwidth, operations / peak rate), measured between the rounds. An untimed answer goes before the
+timed ones: measuring the bandwidth drives the weights out of the caches, and they come back within some passes. Parts
+of a round come from answers of their own, since the clocks take time. Medians over repeats; every repeat measures
+everything once.
 """
 
 from __future__ import annotations
@@ -13,11 +17,13 @@ import argparse
 import json
 import statistics
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams, _native
 from paceline.bench.floors import draft_cost
+from paceline.bench.profile import clocks
 from paceline.dtypes import DEFAULT_QUANTIZATION, QUANTIZATIONS
 from paceline.speculation.dflash import DFlashProposer
 
@@ -29,12 +35,23 @@ def floor_ms(cost: tuple[float, float], bandwidth_gbs: float, peak_gflops: float
     return max(cost[0] / bandwidth_gbs, cost[1] / peak_gflops) / 1e6
 
 
-def decode(llm: LLM, drafts: int, params: SamplingParams) -> tuple[float, int]:
-    """Seconds per step and steps of one answer, without its first token."""
-    output = llm.chat(PROMPT, params, num_speculative_tokens=drafts)[0]
-    stats = output.metrics.spec_decode
-    steps = stats.num_drafts if drafts else len(output.outputs[0].token_ids) - 1
-    return output.metrics.generation_time_s / max(1, steps), steps
+def decode(llm: LLM, drafts: int, params: SamplingParams) -> float:
+    """Seconds of a step of `drafts` drafts, on average over one answer."""
+    ends: list[tuple[float, list[int]]] = []
+    engine: Any = llm.engine
+    own_step = engine.step
+
+    def step() -> Any:
+        results = own_step()
+        ends.append((time.perf_counter(), [result.num_drafts for result in results]))
+        return results
+
+    engine.step = step
+    try:
+        llm.chat(PROMPT, params, num_speculative_tokens=drafts)
+    finally:
+        del engine.step
+    return statistics.fmean(end - before for (before, _), (end, seen) in pairwise(ends) if seen == [drafts])
 
 
 def main() -> None:
@@ -56,12 +73,16 @@ def main() -> None:
     def note(name: str, value: float) -> None:
         seen.setdefault(name, []).append(value)
 
-    decode(llm, drafts, greedy)
     for _ in range(arguments.repeats):
         note("read_bandwidth_gbs", _native.measure_read_bandwidth(llm.model.pool, 1 << 30))
         note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000, llm.model.quantised))
+        decode(llm, drafts, greedy)
         for name, params in (("greedy", greedy), ("temperature 0.8", sampled)):
-            note(f"round ms, {name}", decode(llm, drafts, params)[0] * 1e3)
+            note(f"round ms, {name}", decode(llm, drafts, params) * 1e3)
+        with clocks(llm.engine) as times:
+            llm.chat(PROMPT, greedy, num_speculative_tokens=drafts)
+        for part, milliseconds in times.as_row().items():
+            note(f"of it {part} ms", milliseconds)
         note("one row ms", llm.time_forward(1, 128) * 1e3)
         note(f"{drafts + 1} rows ms", llm.time_forward(drafts + 1, 128) * 1e3)
         begin = time.perf_counter()

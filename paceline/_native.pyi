@@ -319,13 +319,17 @@ class Plan:
     def forward(
         self,
         cache: KVCache | None,
-        positions: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        row_starts: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-        tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        positions: list[int]
+        | Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        row_starts: list[int]
+        | Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        tokens: list[int]
+        | Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
         block_tables: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
-        select: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
+        select: list[int]
+        | Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None = None,
         logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None = None,
         taps: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu")] | None = None,
@@ -413,11 +417,13 @@ def sample_rows(
     states: Sequence[SamplingState],
     drafts: Sequence[Sequence[int]] = [],
     allowed: NDArray[numpy.int32] | None = None,
+    pool: ThreadPool | None = None,
 ) -> list[int]:
     """
     The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, of
     which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], bit i of
-    a row permits id i. Order: mask, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p.
+    a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens,
+    logit_bias, penalties, temperature, min_p, top_k, top_p.
     """
 
 def draft_rows(
@@ -426,10 +432,11 @@ def draft_rows(
     counts: Sequence[int],
     id_map: IdMap | None = None,
     allowed: NDArray[numpy.int32] | None = None,
+    pool: ThreadPool | None = None,
 ) -> list[int]:
     """
     Tokens (target ids) of a block drafter, drawn with the target's noise: state i owns counts[i] rows, of which row
-    j sees the tokens drawn in the rows before.
+    j sees the tokens drawn in the rows before. pool: as in sample_rows.
     """
 
 def draft_rows_with_probs(

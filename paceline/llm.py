@@ -306,7 +306,7 @@ class LLM:
         each = params_for(params, len(prompts))
         length = self._draft_length(speculation, drafts)
         self.grammars.prepare(each)  # outside the lock: others generate meanwhile
-        with self._lock:
+        with self._lock, uninterrupted.prepared():
             requests: list[_Request] = []
             try:
                 for prompt, one in zip(prompts, each, strict=True):

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from paceline._native import (
     IdMap,
     SamplingState,
+    ThreadPool,
     argmax_rows,
     draft_candidates,
     draft_rows,
@@ -134,13 +135,14 @@ def sample(
     states: Sequence[SamplingState],
     drafts: Sequence[Sequence[int]] = (),
     allowed: Ints | None = None,
+    pool: ThreadPool | None = None,
 ) -> list[int]:
     """The target's draw for every row of a pass.
 
     logits: float32 [rows, vocabulary], raw. drafts: per state its drafts; () = none for anybody. allowed: int32 [rows,
-    ceil(vocabulary / 32)], bit i of a row's bitmask permits id i.
+    ceil(vocabulary / 32)], bit i of a row's bitmask permits id i. pool: threads that share the rows out.
     """
-    return sample_rows(logits, states, drafts, allowed)
+    return sample_rows(logits, states, drafts, allowed, pool)
 
 
 def verify(
@@ -151,6 +153,7 @@ def verify(
     *,
     mode: SamplerMode = "coupled",
     draft_probs: DraftProbs | None = None,
+    pool: ThreadPool | None = None,
 ) -> list[list[int]]:
     """What a verify pass commits: per state the accepted drafts and one token more.
 
@@ -163,7 +166,7 @@ def verify(
         if not drafts:
             return [[token] for _, token in decisions]
         return [[*block[:kept], token] for block, (kept, token) in zip(drafts, decisions, strict=True)]
-    tokens = sample_rows(logits, states, drafts, allowed)
+    tokens = sample_rows(logits, states, drafts, allowed, pool)
     if not drafts:
         return [[token] for token in tokens]
     committed = []
@@ -181,13 +184,14 @@ def draft(
     counts: Sequence[int],
     id_map: IdMap | None = None,
     allowed: Ints | None = None,
+    pool: ThreadPool | None = None,
 ) -> list[list[int]]:
     """A block drafter's tokens (target ids), drawn with the noise that the target will use.
 
     counts: rows per state; row j predicts position state.num_tokens + j, and its penalties count the drafts before it.
-    id_map: the target id of each column, for a head over a part of the vocabulary.
+    id_map: the target id of each column, for a head over a part of the vocabulary. pool: as in `sample`.
     """
-    return _split(draft_rows(logits, states, counts, id_map, allowed), counts)
+    return _split(draft_rows(logits, states, counts, id_map, allowed, pool), counts)
 
 
 def draft_with_probs(

@@ -49,6 +49,7 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
         self.byte_level = state.get("type") == "ByteLevel"
+        self._token_bytes: dict[int, bytes] = {}  # of the tokens that were asked for so far
 
     @property
     def chat_template(self) -> str | None:
@@ -72,9 +73,15 @@ class Tokenizer:
         """The bytes that a token stands for on its own, special tokens by their text; b"" outside the
         vocabulary.
         """
-        text = self.backend.id_to_token(token)
-        if text is None:
-            return b""
+        known = self._token_bytes.get(token)
+        if known is None:
+            text = self.backend.id_to_token(token)
+            if text is None:
+                return b""
+            known = self._token_bytes[token] = self._bytes_of(text)
+        return known
+
+    def _bytes_of(self, text: str) -> bytes:
         if self.byte_level:
             table = _byte_table()
             try:

@@ -30,6 +30,9 @@ from paceline.weights.quantise import Quantization, check_quantization
 __all__ = ["HEAD_ROWS_FILE", "DFlashConfig", "DFlashDrafter", "all_finite", "load_drafter", "read_drafter_config"]
 
 
+Ints = list[int] | np.ndarray  # of a pass; arrays are int32
+
+
 @dataclass(slots=True)
 class DrafterWeights:
     fc: Any  # [H, taps * H]
@@ -195,8 +198,8 @@ class DFlashDrafter:
         self,
         cache: _native.KVCache,
         taps: np.ndarray,
-        positions: np.ndarray,
-        row_starts: np.ndarray,
+        positions: Ints,
+        row_starts: Ints,
         block_tables: np.ndarray,
     ) -> None:
         """Write keys and values of committed rows; taps fp32 [rows, T * H], rows of a sequence contiguous."""
@@ -205,11 +208,11 @@ class DFlashDrafter:
     def draft_logits(
         self,
         cache: _native.KVCache,
-        tokens: np.ndarray,
-        positions: np.ndarray,
-        row_starts: np.ndarray,
+        tokens: Ints,
+        positions: Ints,
+        row_starts: Ints,
         block_tables: np.ndarray,
-        select: np.ndarray,
+        select: Ints,
         features: np.ndarray | None = None,
     ) -> np.ndarray:
         """Logits fp32 [len(select), draft_vocab] of block slots, after multiplier and soft cap.

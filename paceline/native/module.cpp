@@ -37,6 +37,15 @@ using Bytes2 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device:
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints2 = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+// A few numbers of a pass: an array, or a list, which takes the caller less time to make.
+struct IntRow {
+  Ints array;
+  std::vector<int32_t> own;
+
+  const int32_t* data() const { return own.empty() ? array.data() : own.data(); }
+  size_t size() const { return own.empty() ? (array.is_valid() ? array.shape(0) : 0) : own.size(); }
+};
+
 // Owns what the operations point to.
 struct PyPlan {
   std::shared_ptr<ThreadPool> pool;
@@ -65,6 +74,32 @@ void check_fill(const Packed& p, size_t rows, size_t columns, int row, int part,
 double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
+
+template <>
+struct nb::detail::type_caster<IntRow> {
+  NB_TYPE_CASTER(IntRow, const_name("list[int] | ") + make_caster<Ints>::Name)
+
+  bool from_python(handle src, uint8_t flags, cleanup_list* cleanup) noexcept {
+    if (!PyList_CheckExact(src.ptr())) {
+      make_caster<Ints> array;
+      if (!array.from_python(src, flags, cleanup)) return false;
+      value.array = std::move(array.value);
+      return true;
+    }
+    const Py_ssize_t size = PyList_GET_SIZE(src.ptr());
+    value.own.resize(size_t(size));
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      int overflow = 0;
+      const long x = PyLong_AsLongAndOverflow(PyList_GET_ITEM(src.ptr(), i), &overflow);
+      if (overflow || x != int32_t(x) || (x == -1 && PyErr_Occurred())) {
+        PyErr_Clear();
+        return false;
+      }
+      value.own[size_t(i)] = int32_t(x);
+    }
+    return true;
+  }
+};
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels and plan interpreter of Paceline.";
@@ -457,19 +492,19 @@ NB_MODULE(_native, m) {
           "input"_a, "router"_a, "out"_a, "gate_up"_a, "down"_a, "top_k"_a, "normalise"_a, "norm"_a, "eps"_a)
       .def(
           "forward",
-          [](PyPlan& p, KVCache* cache, Ints positions, Ints starts, std::optional<Ints> tokens,
-             std::optional<Ints2> tables, std::optional<Ints> select, std::optional<Floats2> logits,
+          [](PyPlan& p, KVCache* cache, const IntRow& positions, const IntRow& starts, std::optional<IntRow> tokens,
+             std::optional<Ints2> tables, std::optional<IntRow> select, std::optional<Floats2> logits,
              std::optional<Floats2> taps, std::optional<ConstFloats2> input, StateCache* state,
              std::optional<Ints> slots, std::optional<Ints> journal, std::optional<Ints2> snapshots,
              std::optional<Ints2> mirrors, std::optional<Ints2> copies) {
             Batch b;
-            b.rows = int(positions.shape(0));
-            b.sequences = int(starts.shape(0)) - 1;
+            b.rows = int(positions.size());
+            b.sequences = int(starts.size()) - 1;
             b.positions = positions.data();
             b.starts = starts.data();
             std::vector<int32_t> none;
             if (tokens) {
-              if (int(tokens->shape(0)) != b.rows) throw std::invalid_argument("tokens: one per row");
+              if (int(tokens->size()) != b.rows) throw std::invalid_argument("tokens: one per row");
               b.tokens = tokens->data();
             } else {
               none.assign(size_t(b.rows), 0);
@@ -482,7 +517,7 @@ NB_MODULE(_native, m) {
             }
             if (select) {
               b.select = select->data();
-              b.selected = int(select->shape(0));
+              b.selected = int(select->size());
               if (!logits || int(logits->shape(0)) < b.selected)
                 throw std::invalid_argument("logits: one row per selected row");
             }

@@ -346,6 +346,35 @@ void Plan::plan_attention(const Batch& b) {
   if (partials_.size() < most) partials_.resize(most);
 }
 
+// For the first partitions of what thread `tid` will attend to in the operation behind `op`, where that is known:
+// blocks that this pass does not write. steps: calls of `ask` to come.
+KeysAhead Plan::keys_ahead(const Op& op, const Batch& b, KVCache* cache, int tid, int steps) const {
+  KeysAhead ahead;
+  const Op* next = &op + 1;
+  if (next >= ops_.data() + ops_.size() || next->kind != Op::kAttention || steps < 1) return ahead;
+  const Tiles& t = *tiles_[size_t(op_tiles_[size_t(next - ops_.data())])];
+  const int threads = pool_->size(), n = int(t.items.size());
+  if (t.by_partition || n > 16 * threads) return ahead;
+  const Range mine = share(n, tid, threads);
+  for (int i = mine.begin; i < mine.end; ++i) {
+    const Tiles::Item& item = t.items[size_t(i)];
+    if (i > mine.begin && t.items[size_t(i) - 1].sequence == item.sequence &&
+        t.items[size_t(i) - 1].tile.kv_head == item.tile.kv_head)
+      continue;
+    const int first = item.first_part * (kPartition / kKeysPerBlock);
+    const int written = b.positions[b.starts[item.sequence]] / kKeysPerBlock;
+    for (int j = first; j < std::min(first + kPartition / kKeysPerBlock, written); ++j) {
+      if (ahead.blocks == KeysAhead::kMost) break;
+      const size_t block = size_t(b.tables[size_t(item.sequence) * size_t(b.table_width) + size_t(j)]);
+      ahead.block[ahead.blocks++] = cache->layer(next->layer) +
+                                    (block * size_t(next->kv_heads) + size_t(item.tile.kv_head)) * cache->block_bytes();
+    }
+  }
+  ahead.bytes = cache->block_bytes();
+  ahead.lines = (size_t(ahead.blocks) * ahead.bytes / 64 + size_t(steps) - 1) / size_t(steps);
+  return ahead;
+}
+
 void Plan::run(const Batch& batch, KVCache* cache) {
   check(batch, cache);
   if (batch.state.cache) batch.state.cache->begin();
@@ -464,13 +493,16 @@ void Plan::step(const Op& op, const Batch& b, KVCache* cache, int tid, std::atom
       const bool by_head = heads >= 2 * threads;
       const Range work = share(by_head ? heads : b.rows * heads, tid, threads);
       const Range head_range = by_head ? work : Range{0, heads};
+      KeysAhead ahead = keys_ahead(op, b, cache, tid, by_head ? b.rows * (work.end - work.begin) : 0);
       for (int s = 0; s < b.sequences; ++s)
         for (int row = b.starts[s]; row < b.starts[s + 1]; ++row) {
           const int at = b.positions[row];
           const int block = b.tables[size_t(s) * b.table_width + at / kKeysPerBlock];
           for (int h = head_range.begin; h < head_range.end; ++h)
-            if (by_head || (row * heads + h >= work.begin && row * heads + h < work.end))
+            if (by_head || (row * heads + h >= work.begin && row * heads + h < work.end)) {
+              ahead.ask();
               kernels_.qkv_post(a, row, h, block, at % kKeysPerBlock);
+            }
         }
       break;
     }

@@ -108,6 +108,19 @@ inline Range share(int n, int tid, int threads) {
 // plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`.
 void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows);
 
+// Keys and values that attention begins with, asked for while a thread still rotates heads: a few lines at each step.
+struct KeysAhead {
+  static constexpr int kMost = 32;
+  const uint8_t* block[kMost];
+  int blocks = 0;
+  size_t bytes = 0, lines = 0, at = 0;  // of each block; lines of all in a step; the next one, counted over all blocks
+
+  void ask() {
+    for (size_t i = 0; i < lines && at < size_t(blocks) * bytes; ++i, at += 64)
+      __builtin_prefetch(block[at / bytes] + at % bytes, 0, 2);
+  }
+};
+
 class Plan {
  public:
   Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, int max_rows);
@@ -146,6 +159,7 @@ class Plan {
   void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void plan_attention(const Batch& batch);
+  KeysAhead keys_ahead(const Op& op, const Batch& batch, KVCache* cache, int tid, int steps) const;
   void check_block(const Op& op);                              // plan_blocks.cpp: kNorm, kGate, kSoftcap
   void block_step(const Op& op, const Batch& batch, int tid);  // plan_blocks.cpp
   void check_experts(const Op& op);                            // plan_experts.cpp

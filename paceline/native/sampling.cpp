@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -20,6 +21,7 @@
 
 #include "sampling_draw.h"
 #include "sampling_state.h"
+#include "thread_pool.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -168,12 +170,43 @@ void each_row(const std::vector<SamplingState*>& states, const Blocks& drafts, V
   }
 }
 
+using Pool = std::shared_ptr<paceline::ThreadPool>;
+
+constexpr size_t kSharedValues = 32768;  // fewer logits than these are read sooner than another thread starts
+
+// Whether the rows of a pass are drawn by all threads of a pool: where none depends on the tokens drawn in others.
+bool shared(const Pass& pass, const Pool& pool, const std::vector<SamplingState*>& states) {
+  return pool && pool->size() > 1 && pass.rows() > 1 && pass.rows() * size_t(pass.width()) >= kSharedValues &&
+         std::none_of(states.begin(), states.end(), [](const SamplingState* state) { return state->processes(); });
+}
+
+// Draws every row: count(i) of them belong to state i, at the positions behind its tokens.
+template <class Count>
+void draw_shared(Pass& pass, paceline::ThreadPool& pool, const std::vector<SamplingState*>& states, Count&& count,
+                 Tokens& out) {
+  std::vector<std::pair<const SamplingState*, size_t>> rows;
+  for (size_t i = 0; i < states.size(); ++i)
+    for (size_t j = 0; j < count(i); ++j) rows.emplace_back(states[i], j);
+  pool.run([&](int tid) {
+    const size_t threads = size_t(pool.size()), first = rows.size() * size_t(tid) / threads;
+    for (size_t r = first; r < rows.size() * size_t(tid + 1) / threads; ++r) {
+      const SamplingState& state = *rows[r].first;
+      const NoiseKey noise = state.noise(Stream::kGumbel, int64_t(rows[r].second));
+      out[r] = pass.token(draw_coupled(pass.view(r, state), state.warp, noise));
+    }
+  });
+}
+
 Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, const Blocks& drafts,
-              const std::optional<Ints2>& allowed) {
+              const std::optional<Ints2>& allowed, const Pool& pool) {
   Pass pass(logits, nullptr, allowed);
   check_blocks(pass, states, drafts);
   Tokens out(pass.rows());
   nb::gil_scoped_release release;
+  if (shared(pass, pool, states)) {
+    draw_shared(pass, *pool, states, [&](size_t i) { return 1 + (drafts.empty() ? 0 : drafts[i].size()); }, out);
+    return out;
+  }
   each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
     out[r] = draw_coupled(pass.view(r, state), state.warp, state.noise(Stream::kGumbel));
   });
@@ -182,7 +215,7 @@ Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, c
 
 // Draws a block per state; with `probs`, writes each row's distribution there and uses the drafter's own noise.
 Tokens draft(const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
-             const std::optional<Ints2>& allowed, std::vector<float>* probs) {
+             const std::optional<Ints2>& allowed, std::vector<float>* probs, const Pool& pool) {
   Pass pass(logits, map, allowed);
   int64_t rows = 0;
   for (int64_t count : counts) {
@@ -200,6 +233,10 @@ Tokens draft(const Logits& logits, const std::vector<SamplingState*>& states, co
   const Stream stream = probs == nullptr ? Stream::kGumbel : Stream::kDraft;
   if (probs != nullptr) probs->resize(pass.rows() * width);
   nb::gil_scoped_release release;
+  if (probs == nullptr && shared(pass, pool, states)) {
+    draw_shared(pass, *pool, states, [&](size_t i) { return size_t(counts[i]); }, out);
+    return out;
+  }
   size_t r = 0;
   for (size_t i = 0; i < states.size(); ++i) {
     SamplingState& state = *states[i];
@@ -218,7 +255,7 @@ std::tuple<Tokens, Array<float, 2>> draft_with_probs(const Logits& logits, const
                                                      const Tokens& counts, const IdMap* map,
                                                      const std::optional<Ints2>& allowed) {
   std::vector<float> probs;
-  Tokens tokens = draft(logits, states, counts, map, allowed, &probs);
+  Tokens tokens = draft(logits, states, counts, map, allowed, &probs, nullptr);
   return {std::move(tokens), to_numpy(std::move(probs), {logits.shape(0), logits.shape(1)})};
 }
 
@@ -450,19 +487,20 @@ void register_sampling(nb::module_& m) {
       "argmax_rows", &argmax, "logits"_a,
       "int64 [rows] of float32 [rows, columns]. Ties: lowest column; NaN never wins. A row of NaN and -inf alone gives "
       "its first -inf, or 0.");
-  m.def(
-      "sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
-      "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
-      "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
-      "bit i of a row permits id i. Order: mask, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p.");
+  m.def("sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
+        "pool"_a = nb::none(),
+        "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
+        "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
+        "bit i of a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens, "
+        "logit_bias, penalties, temperature, min_p, top_k, top_p.");
   m.def(
       "draft_rows",
       [](const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
-         const std::optional<Ints2>& allowed) { return draft(logits, states, counts, map, allowed, nullptr); },
-      "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(),
+         const std::optional<Ints2>& allowed,
+         const Pool& pool) { return draft(logits, states, counts, map, allowed, nullptr, pool); },
+      "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(), "allowed"_a = nb::none(), "pool"_a = nb::none(),
       "Tokens (target ids) of a block drafter, drawn with the target's noise: state i owns counts[i] rows, of which "
-      "row "
-      "j sees the tokens drawn in the rows before.");
+      "row j sees the tokens drawn in the rows before. pool: as in sample_rows.");
   m.def("draft_rows_with_probs", &draft_with_probs, "logits"_a, "states"_a, "counts"_a, "id_map"_a = nb::none(),
         "allowed"_a = nb::none(),
         "As draft_rows, with the drafter's own noise, and the distributions float32 [rows, columns] drawn from.");

@@ -40,8 +40,10 @@ class SamplingState {
 
   bool penalised() const { return repetition != 1 || presence != 0 || frequency != 0; }
   int64_t num_tokens() const { return num_prompt + num_output; }
-  // The noise of the next draw.
-  NoiseKey noise(Stream stream) const { return NoiseKey(seed, choice, static_cast<uint32_t>(num_tokens()), stream); }
+  // The noise of the next draw, or of one so many tokens later.
+  NoiseKey noise(Stream stream, int64_t later = 0) const {
+    return NoiseKey(seed, choice, static_cast<uint32_t>(num_tokens() + later), stream);
+  }
 
   // Throws if `id` lies outside the vocabulary; `what` names the argument.
   void check(int64_t id, const char* what) const;

@@ -112,19 +112,21 @@ class CostCurve:
         if rows not in self._seen:
             self._seen.add(rows)
             return
-        near = self._near(rows)
+        near, took = self._near(rows), math.log(seconds)
         trusted = all(self._weight[knot] >= TRUST for knot, _ in near)
-        expected = math.log(self.seconds(rows)) if self.known else math.log(seconds) - self._pace.now
-        pace: float | None = self._pace.now
+        expected = math.log(self.seconds(rows)) if self.known else took - self._pace.now
+        pace: float | None
         if trusted and self._leads:
             pace = self._pace.by_others(rows)
-            self._pace.feel(rows, math.log(seconds) - expected)
+            self._pace.feel(rows, took - expected)
+        else:
+            pace = self._pace.now
         self.changes += 1
         self._stale += 1
         for knot, share in near:
             self._last[knot] = self.changes
             if pace is not None:
-                surprise = math.log(seconds) - pace - expected
+                surprise = took - pace - expected
                 self._learn(knot, share, expected, max(-SURPRISE, min(SURPRISE, surprise)) if trusted else surprise)
         if not trusted or self._stale >= REFIT_AFTER:
             self._refit()
@@ -167,7 +169,7 @@ class CostCurve:
 
     @property
     def known(self) -> bool:
-        return any(self._weight)
+        return bool(self._fitted) or any(self._weight)
 
     @property
     def medians(self) -> dict[int, float]:

@@ -147,15 +147,8 @@ class DFlashProposer:
             positions += range(anchor, anchor + width)
             slots.append(range(starts[-1] + skip, starts[-1] + width))
             starts.append(starts[-1] + width)
-        select = np.array(self._arrange(slots), np.int32)
-        arguments = (
-            self._cache,
-            np.array(tokens, np.int32),
-            np.array(positions, np.int32),
-            np.array(starts, np.int32),
-            self._tables(sequences),
-            select,
-        )
+        select = self._arrange(slots)
+        arguments = (self._cache, tokens, positions, starts, self._tables(sequences), select)
         anchors = [s.token_ids[-1] for s in sequences]
         states = [s.state for s in sequences]
         if not self.drafter.features_width:
@@ -176,7 +169,7 @@ class DFlashProposer:
             return Drawn(drafts, DraftProbs(values, None if rows is None else rows[None]))
         if self.tree_budget is not None:
             return self._draw_trees(blocks, AUTO_TREE_BUDGET if self.tree_budget == "auto" else self.tree_budget)
-        return Drawn(draft(blocks.logits, blocks.states, blocks.counts, self._ids))
+        return Drawn(draft(blocks.logits, blocks.states, blocks.counts, self._ids, pool=self.drafter.target.pool))
 
     def _draw_trees(self, blocks: Blocks, budget: int) -> Drawn:
         """The best tokens of every slot, and trees of them."""
@@ -238,7 +231,7 @@ class DFlashProposer:
             starts.append(len(positions))
         taps = batch[0][2] if len(batch) == 1 else np.concatenate([part for _, _, part in batch])
         tables = self._tables([s for s, _, _ in batch])
-        self.drafter.add_context(self._cache, taps, np.array(positions, np.int32), np.array(starts, np.int32), tables)
+        self.drafter.add_context(self._cache, taps, positions, starts, tables)
 
     def finish(self, sequence: SequenceView) -> None:
         """The blocks belong to the engine; a ring is free again."""

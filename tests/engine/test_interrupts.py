@@ -32,6 +32,29 @@ def test_sigint_waits_for_the_end_of_the_block() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_a_prepared_loop_is_interrupted_between_its_blocks() -> None:
+    seen: list[str] = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("delivered"))
+    own = signal.getsignal(signal.SIGINT)
+    try:
+        with uninterrupted.prepared(), uninterrupted.prepared():
+            for _ in range(2):
+                with uninterrupted, uninterrupted:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(0.01)
+                    seen.append("block ended")
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            seen.append("loop ended")
+        assert signal.getsignal(signal.SIGINT) is own
+        assert seen == [*["block ended", "delivered"] * 2, "delivered", "loop ended"]
+        with uninterrupted:
+            pass
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.001, 0.003, 0.01, 0.02])
 def test_an_interrupted_generate_leaves_other_streams_alone(world: World, delay: float) -> None:
     llm = world.plain

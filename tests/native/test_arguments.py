@@ -107,8 +107,19 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "cache of another head_dim": ({"cache": _native.KVCache(2, 2, 8, 4, True)}, "cache"),
     "cache of another type": ({"cache": _native.KVCache(2, 2, 16, 4, False)}, "cache"),
     "positions in two dimensions": ({"positions": tables(2, 2)}, "forward"),
-    "positions as a list": ({"positions": [0, 1, 2, 3]}, "forward"),
+    "positions as a tuple": ({"positions": (0, 1, 2, 3)}, "forward"),
+    "positions that are no numbers": ({"positions": [0, 1, 2, "3"]}, "forward"),
+    "positions of many bits": ({"positions": [0, 1, 2, 1 << 31]}, "forward"),
+    "positions of more bits": ({"positions": [0, 1, 2, -(1 << 70)]}, "forward"),
+    "no positions": ({"positions": []}, "row"),
+    "no row_starts": ({"row_starts": []}, "block_tables"),
+    "tokens outside the vocabulary in a list": ({"tokens": [0, 1, 2, -1]}, "token id -1"),
 }
+
+
+def test_lists_are_taken_like_arrays(model):
+    as_lists = forward(model, positions=[0, 1, 2, 3], row_starts=[0, 4], tokens=[0, 1, 2, 3], select=[0, 1, 2, 3])
+    assert (as_lists == forward(model)).all()
 
 
 @pytest.mark.parametrize("name", WRONG)

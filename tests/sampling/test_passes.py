@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,3 +147,32 @@ def test_choices_and_seeds_are_independent_streams(seed):
     assert len(set(draws.values())) > 8
     again = _native.sample_rows(x, [_native.SamplingState(2000, [], seed=2, choice=3)])[0]
     assert again == draws[2, 3]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_threads_draw_what_one_draws(isa, temperature, penalty):
+    """Enough logits for rows to be shared out; penalties tie the rows of a block to one another."""
+    vocab, pool, rng = 9000, _native.ThreadPool(3), np.random.default_rng(5)
+    columns = np.sort(rng.choice(vocab, 8200, replace=False)).astype(np.int32)
+    id_map = _native.IdMap(columns, vocab)
+    drafts = [rng.integers(0, vocab, n).tolist() for n in (4, 0, 7)]
+    states = [
+        _native.SamplingState(
+            vocab, rng.integers(0, vocab, n).tolist(), temperature=temperature, frequency_penalty=penalty, seed=n
+        )
+        for n in (3, 9, 4)
+    ]
+    rows = sum(len(d) + 1 for d in drafts)
+    x = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
+    masks = bitmask([set(rng.choice(vocab, 50).tolist()) if r % 2 else set(range(vocab)) for r in range(rows)], vocab)
+    for allowed in (None, masks):
+        alone = _native.sample_rows(x, states, drafts, allowed)
+        assert len(set(alone)) > rows // 2
+        assert _native.sample_rows(x, states, drafts, allowed, pool) == alone
+    assert _native.sample_rows(x[:3], states, [], None, pool) == _native.sample_rows(x[:3], states)
+    x = np.ascontiguousarray(x[:, : len(columns)])
+    for counts in ([5, 0, 8], [0, rows, 0]):
+        alone = _native.draft_rows(x[: sum(counts)], states, counts, id_map)
+        assert _native.draft_rows(x[: sum(counts)], states, counts, id_map, None, pool) == alone
+    assert [s.num_output for s in states] == [0, 0, 0]
