@@ -38,6 +38,8 @@ LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less r
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
 TREE_FORGET = 0.995
+OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
+MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
@@ -161,7 +163,19 @@ def verified_lengths(
     tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
     which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
     """
-    return _admitted([list(accumulate(row, mul)) for row in chances], verify, draft_seconds, other_rows)
+    return _admitted(survivals_of(chances), verify, draft_seconds, other_rows)
+
+
+def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
+    """Chance of each draft that it is kept together with those before it. trust: how many of the drafts that such
+    chances promised came."""
+    return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
+
+
+def worthwhile_slots(survival: Sequence[float], slot_seconds: float, token_seconds: float) -> int:
+    """How many slots of a block can pay for themselves: behind the last of these, a slot costs more than its draft is
+    worth even if verifying it costs nothing. At least one. token_seconds: what a committed token takes."""
+    return max(1, sum(s * token_seconds > slot_seconds for s in survival))
 
 
 def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
@@ -203,9 +217,14 @@ class DraftLengthPolicy:
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
-        self.whole = False  # the drafter says how sure it is: draft whole blocks or none, and cut what is doubtful
+        self.whole = False  # the drafter says how sure it is: draft a block or none, and cut what is doubtful
+        self.confident = False  # and it says so of the drafts of a row, not only of a tree's
         self._own: dict[int, Acceptance] = {}
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
+        self._said: dict[int, float] = {}  # drafts to be kept, by their chances, among those that are verified
+        self._trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that chances promised, and those that came
+        self._planned = 0.0  # gain of the step's blocks over a plain step, by averages, before they were made
+        self._option = OPTION  # how many times that comes of knowing what to cut, on average
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
@@ -279,7 +298,14 @@ class DraftLengthPolicy:
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
         if self.whole:  # however few of them will be verified
             draft = partial(self._whole_seconds, draft(sum(asked)))
-        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, margin)
+        if self.confident and not any(at_hand):
+            lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
+            gain = max(1.0, self._planned * self._option)
+            if gain <= 1.0 + margin:
+                lengths = [0] * len(requests)
+        else:
+            lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, margin)
+            self._planned = 0.0
         alone = [0] * len(requests)
         if any(at_hand):  # what the drafter brings beside them
             alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand, margin)
@@ -293,14 +319,31 @@ class DraftLengthPolicy:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
-            if not self.whole:
-                lengths = self._explore(survivals, at_hand, lengths, rows)
-        if self.whole:
-            lengths = [
-                limit if length and not free else length
-                for length, limit, free in zip(lengths, limits, at_hand, strict=True)
-            ]
-        return lengths
+            lengths = self._explore(survivals, at_hand, lengths, rows)
+        return self._blocks(survivals, limits, at_hand, lengths, rows, gain) if self.whole else lengths
+
+    def _blocks(
+        self,
+        survivals: Sequence[Sequence[float]],
+        limits: Sequence[int],
+        found: Sequence[bool],
+        lengths: list[int],
+        rows: int,
+        gain: float,
+    ) -> list[int]:
+        """Slots to draft for requests that were given some: all that can pay for themselves, to be cut when it is known
+        how sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
+        made = [i for i, length in enumerate(lengths) if length and not found[i]]
+        most = sum(limits[i] for i in made)
+        if not made:
+            return lengths
+        few = self._draft_seconds(len(made), len(made))
+        slot = (self._draft_seconds(len(made), most) - few) / max(1, most - len(made)) if self.confident else 0.0
+        token = self.verify.seconds(rows) / (rows * max(gain, 1.0))
+        out = list(lengths)
+        for i in made:
+            out[i] = min(limits[i], max(lengths[i], worthwhile_slots(survivals[i], slot, token)))
+        return out
 
     def _explore(
         self, survivals: Sequence[Sequence[float]], found: Sequence[bool], lengths: list[int], rows: int
@@ -314,13 +357,27 @@ class DraftLengthPolicy:
             """Against as many tokens at the rate that was chosen."""
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
-        plain = [0] * len(lengths)
+        plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
         price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
         self._plain_curiosity = min(self._plain_curiosity + EXPLORE_SHARE * now, MOST_CURIOSITY * now)
         if price <= self._plain_curiosity:
             self._plain_curiosity -= price
             self._plain_steps = PLAIN_STEPS - 1
             return plain
+        if self.whole and not all(found):
+            return lengths
+        return self._another_size(survivals, lengths, rows, now, lost)
+
+    def _another_size(
+        self,
+        survivals: Sequence[Sequence[float]],
+        lengths: list[int],
+        rows: int,
+        now: float,
+        lost: Callable[[Sequence[int], float], float],
+    ) -> list[int]:
+        """The lengths, which take `now` seconds, or those of a pass one knot larger or smaller. lost: seconds lost by
+        lengths that bring so many drafts."""
         self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
@@ -414,11 +471,30 @@ class DraftLengthPolicy:
         chances: Sequence[Sequence[float]],
         other_rows: int = 0,
     ) -> None:
-        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`."""
-        made = sum(len(row) for row in drafts)
-        seconds = self._draft_seconds(sum(bool(row) for row in drafts), made) if made else 0.0
-        lengths = verified_lengths(chances, self.verify, seconds, other_rows)
+        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`. The chances are taken to be as
+        wrong as they have been so far."""
+        made = [row for row in drafts if row]
+        if not made:
+            return
+        promised, kept = self._trust
+        survivals = survivals_of(chances, kept / promised)
+        paid, rows = self._draft_seconds(len(made), sum(map(len, made))), len(requests) + other_rows
+        lengths = _admitted(survivals, self.verify, paid, other_rows)
+        now = paid + self.verify.seconds(rows + sum(lengths))
+        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        if self._planned:
+            found = planned / now * self.verify.seconds(rows) / rows / self._planned
+            self._option += (min(found, MOST_OPTION) - self._option) / GAIN_STEPS
+            self._planned = 0.0
+        if any(lengths):
+
+            def lost(tried: Sequence[int], expected: float) -> float:
+                return paid + self.verify.seconds(rows + sum(tried)) - (rows + expected) * now / planned
+
+            lengths = self._another_size(survivals, lengths, rows, now, lost)
         for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
+            if row and min(said) < 1.0:  # others are found, not drafted
+                self._said[request] = sum(accumulate(said[:length], mul))
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
@@ -442,6 +518,10 @@ class DraftLengthPolicy:
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
         cut = self._cut.pop(request, [])
+        said = self._said.pop(request, None)
+        if said is not None and drafted:
+            promised, kept = self._trust
+            self._trust = (TREE_FORGET * promised + said, TREE_FORGET * kept + accepted)
         own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
         if drafted:
             self.overall.observe(drafted, accepted, PRIOR_FORGET)
@@ -453,3 +533,4 @@ class DraftLengthPolicy:
     def finish(self, request: int) -> None:
         self._own.pop(request, None)
         self._cut.pop(request, None)
+        self._said.pop(request, None)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from paceline import _native
 from paceline.errors import CheckpointError
 from paceline.models import TargetModel, load_model
 from paceline.models.dflash import load_drafter
@@ -235,3 +236,29 @@ def test_missing_misshapen_and_damaged_heads_are_named(tmp_path, target, kind):
         save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, str(path))
         with pytest.raises(CheckpointError, match=f"{pattern}.*not numbers"):
             load_drafter(folder, target)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "speculators, reduced", "dflash2"])
+def test_relatives_run_in_int8_and_draft_nearly_as_in_floats(tmp_path, kind):
+    """The default beside a target that is not fp32: layers, rows of the head and the Markov head's large matrix."""
+    model = load_model(write_target(tmp_path / "t", SHAPE), dtype="bfloat16", threads=1)
+    if kind == "dflash2":
+        folder: Path = write_walk(tmp_path / "d", SHAPE, WALKS["plain"])
+    else:
+        folder = write_spark(tmp_path / "d", SHAPE, SPARKS[kind])
+    drafters = [load_drafter(folder, model, quantization=q) for q in ("none", None)]
+    assert [d.quantization for d in drafters] == ["none", "int8"]
+    assert drafters[1].weights.layers[0].qkv.quant == _native.Quant.INT8
+    if kind in SPARKS and SPARKS[kind].reduced:
+        assert drafters[1].weights.head.quant == _native.Quant.INT8
+    seen: list[np.ndarray] = []
+    for drafter in drafters:
+        limit = drafter.config.max_drafts
+        proposer = DFlash2Proposer(drafter, limit) if kind == "dflash2" else DSparkProposer(drafter, limit)
+        (text,) = texts(proposer, model, [30])
+        inner = drafter.draft_logits
+        drafter.draft_logits = lambda *a, inner=inner, **k: seen.append(inner(*a, **k)) or seen[-1]
+        drafts = proposer.propose([text], [limit]).drafts[0]
+        assert len(drafts) == limit and all(0 <= t < SHAPE.vocab for t in drafts)
+    apart = np.abs(seen[0][0] - seen[1][0])
+    assert 0 < apart.max() and apart.mean() < 0.1 * seen[0][0].std(), "the first slot, whose bias is the anchor's"
