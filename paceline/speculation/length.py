@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.cost_table import CostCurve, Costs, Pace, neighbours
+from paceline.speculation.cost_table import KNOTS, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
@@ -38,6 +38,7 @@ LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less r
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
 TREE_FORGET = 0.995
+NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
@@ -228,6 +229,7 @@ class DraftLengthPolicy:
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
+        self._newcomers = NEWCOMERS
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -378,13 +380,20 @@ class DraftLengthPolicy:
     ) -> list[int]:
         """The lengths, which take `now` seconds, or those of a pass one knot larger or smaller. lost: seconds lost by
         lengths that bring so many drafts."""
+        most = sum(map(len, survivals))
+        if self.confident and self._newcomers:
+            # a size that a slow first step made look dear is not chosen again, and so never known better
+            unknown = next((k - rows for k in KNOTS if rows < k <= rows + most and not self.verify.settled(k)), 0)
+            if unknown:
+                self._newcomers -= 1
+                return likeliest(survivals, unknown)[0]
         self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
         self._upwards = not self._upwards
         drafts = sum(lengths)
         above, below = neighbours(rows + drafts)
-        other = min(above - rows, sum(map(len, survivals))) if self._upwards else max(below - rows, 0)
+        other = min(above - rows, most) if self._upwards else max(below - rows, 0)
         if other == drafts:
             return lengths
         tried, expected = likeliest(survivals, other)
