@@ -40,6 +40,7 @@ TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted 
 TREE_FORGET = 0.995
 NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
+WHOLE_EVERY = 24  # blocks, one of which has all slots
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
@@ -173,10 +174,10 @@ def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list
     return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
 
 
-def worthwhile_slots(survival: Sequence[float], slot_seconds: float, token_seconds: float) -> int:
-    """How many slots of a block can pay for themselves: behind the last of these, a slot costs more than its draft is
-    worth even if verifying it costs nothing. At least one. token_seconds: what a committed token takes."""
-    return max(1, sum(s * token_seconds > slot_seconds for s in survival))
+def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
+    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
+    its row costs; a draft for which that is too much is not verified, and saves nothing."""
+    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
 
 
 def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
@@ -230,6 +231,8 @@ class DraftLengthPolicy:
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
+        self._worths: list[float] = []  # seconds that each slot of a block saves, on average
+        self._since_whole = 0  # blocks
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -322,30 +325,31 @@ class DraftLengthPolicy:
         elif any(lengths):
             self._hopeless = 0
             lengths = self._explore(survivals, at_hand, lengths, rows)
-        return self._blocks(survivals, limits, at_hand, lengths, rows, gain) if self.whole else lengths
+        return self._blocks(limits, at_hand, lengths) if self.whole else lengths
 
-    def _blocks(
-        self,
-        survivals: Sequence[Sequence[float]],
-        limits: Sequence[int],
-        found: Sequence[bool],
-        lengths: list[int],
-        rows: int,
-        gain: float,
-    ) -> list[int]:
-        """Slots to draft for requests that were given some: all that can pay for themselves, to be cut when it is known
-        how sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
+    def _blocks(self, limits: Sequence[int], found: Sequence[bool], lengths: list[int]) -> list[int]:
+        """Slots to draft for requests that were given some: all that pay for themselves, to be cut when it is known how
+        sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
         made = [i for i, length in enumerate(lengths) if length and not found[i]]
         most = sum(limits[i] for i in made)
         if not made:
             return lengths
-        few = self._draft_seconds(len(made), len(made))
-        slot = (self._draft_seconds(len(made), most) - few) / max(1, most - len(made)) if self.confident else 0.0
-        token = self.verify.seconds(rows) / (rows * max(gain, 1.0))
-        out = list(lengths)
-        for i in made:
-            out[i] = min(limits[i], max(lengths[i], worthwhile_slots(survivals[i], slot, token)))
-        return out
+        slots = max(limits) if not self.confident else self._slots(len(made), most)
+        return [
+            min(limits[i], max(length, slots)) if length and not found[i] else length
+            for i, length in enumerate(lengths)
+        ]
+
+    def _slots(self, requests: int, most: int) -> int:
+        """Leading slots of a block that save more than making them takes, on average of late; now and then all of them,
+        to see what the others would. most: of all requests together."""
+        self._since_whole += 1
+        if self._since_whole >= WHOLE_EVERY:
+            self._since_whole = 0
+            return most
+        few = self._draft_seconds(requests, requests)
+        price = (self._draft_seconds(requests, most) - few) / max(1, most - requests)
+        return next((j for j, worth in enumerate(self._worths) if worth <= price), most)
 
     def _explore(
         self, survivals: Sequence[Sequence[float]], found: Sequence[bool], lengths: list[int], rows: int
@@ -491,6 +495,7 @@ class DraftLengthPolicy:
         lengths = _admitted(survivals, self.verify, paid, other_rows)
         now = paid + self.verify.seconds(rows + sum(lengths))
         planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        self._weigh_slots([row for row in survivals if row], rows)
         if self._planned:
             found = planned / now * self.verify.seconds(rows) / rows / self._planned
             self._option += (min(found, MOST_OPTION) - self._option) / GAIN_STEPS
@@ -507,6 +512,17 @@ class DraftLengthPolicy:
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
+
+    def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
+        plain = self.verify.seconds(rows)
+        token = plain / (rows * max(1.0, self._planned * self._option))
+        drafts = sum(map(len, blocks))
+        row = (self.verify.seconds(rows + drafts) - plain) / drafts
+        for survival in blocks:
+            worths = slot_worths(survival, token, row)
+            for j, worth in enumerate(worths[: len(self._worths)]):
+                self._worths[j] += (worth - self._worths[j]) / GAIN_STEPS
+            self._worths += worths[len(self._worths) :]
 
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's

@@ -223,9 +223,9 @@ def test_confidence_is_fitted_to_what_was_kept(tmp_path, target):
     policy = llm.engine.lengths
     blocks = record(llm, prompts(5, 40, 9, 17), max_tokens=40, temperature=1.0)
     assert llm.engine.lengths is policy
-    assert len(blocks) > 20 and any(a for _, a in blocks)
-    assert all(0 <= accepted <= len(logits) <= 8 for logits, accepted in blocks)
-    assert max(len(logits) for logits, _ in blocks) == 8
+    assert len(blocks) > 20 and any(a for *_, a in blocks)
+    assert all(0 <= accepted <= len(logits) == len(own) <= 8 for logits, own, accepted in blocks)
+    assert max(len(logits) for logits, *_ in blocks) == 8
 
 
 def test_drafters_without_confidence_cannot_be_calibrated(target, configs):
