@@ -3,8 +3,9 @@ temperatures, all fitted on what became of drafts.
 
 Method (DSpark, arXiv 2607.05147, "sequential temperature scaling"): position by position from the left, the temperature
 is the one under which the running product of the chances says best how often a draft survives to that position, by
-expected calibration error. Before that, a logistic regression weighs the head's logit and that of the drafted slot's
-likeliest token (`mix`): the head has to guess from the hidden state what the logits show. `paceline train calibrate` fits it and writes a sidecar that is read with the drafter.
+expected calibration error. Before that, a logistic regression weighs the head's logit and that of the slot's likeliest
+token (`mix`): the head has to guess from the hidden state what the logits show. `paceline train calibrate` fits both
+and writes a sidecar that is read with the drafter.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 
-
 class Recorder(DraftLengthPolicy):
     """Lets whole blocks be drafted and verified, and keeps (logits of the confidence head, of the likeliest tokens,
     number accepted) of each."""
@@ -67,7 +66,7 @@ class Recorder(DraftLengthPolicy):
 def record(
     llm: LLM, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int = 0, batch: int = 16
 ) -> list[tuple[list[float], list[float], int]]:
-    """What became of the drafts of these prompts; see `Recorder`. Raises TrainError for a drafter without confidence."""
+    """What became of these prompts' drafts; see `Recorder`. Raises TrainError for a drafter without confidence."""
     from paceline.sampling_params import SamplingParams
 
     proposer = llm.engine.proposer

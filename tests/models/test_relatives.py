@@ -18,7 +18,7 @@ from paceline.sampling import make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.dflash2 import DFlash2Proposer
-from paceline.speculation.dspark import DSparkProposer
+from paceline.speculation.dspark import DSparkProposer, own_logits
 
 from .reference import Reference
 from .relatives import Spark, SparkReference, Walk, WalkReference, write_spark, write_walk
@@ -130,6 +130,24 @@ def test_dspark_logits_have_the_bias_of_the_tokens_drawn(tmp_path, target, refer
     taps = features(reference, text.token_ids[:-1], d.draft.taps)
     _, logits, _ = SparkReference(SHAPE, d, reference).drafts(taps, text.token_ids[-1], 5)
     np.testing.assert_allclose(seen[0], logits, atol=2e-4)
+
+
+def test_the_certainty_of_a_slot_is_that_of_its_likeliest_token(tmp_path, target):
+    d = SPARKS["gated"]
+    drafter = load_drafter(write_spark(tmp_path, SHAPE, d), target)
+    proposer = DSparkProposer(drafter, 6)
+    items = texts(proposer, target, [30, 12])
+    seen = []
+    inner = drafter.draft_logits
+    drafter.draft_logits = lambda *a, **k: seen.append(inner(*a, **k)) or seen[-1]  # type: ignore[method-assign]
+    proposer.propose(items, [6, 3])
+    rows = seen[0]  # slot by slot, the longer block first
+    places = [[0, 2, 4, 6, 7, 8], [1, 3, 5]]
+    for mine, (_, own) in zip(places, proposer.said, strict=True):
+        np.testing.assert_allclose(own, own_logits(rows[mine]), rtol=1e-4, atol=1e-4)
+        shares = np.exp(rows[mine]) / np.exp(rows[mine]).sum(1, keepdims=True)
+        top = shares.max(1)
+        np.testing.assert_allclose(own, np.log(top / (1 - top)), rtol=1e-3, atol=1e-3)
 
 
 def test_a_threshold_drops_drafts_behind_the_first_doubt(tmp_path, target):
@@ -261,4 +279,4 @@ def test_relatives_run_in_int8_and_draft_nearly_as_in_floats(tmp_path, kind):
         drafts = proposer.propose([text], [limit]).drafts[0]
         assert len(drafts) == limit and all(0 <= t < SHAPE.vocab for t in drafts)
     apart = np.abs(seen[0][0] - seen[1][0])
-    assert 0 < apart.max() and apart.mean() < 0.1 * seen[0][0].std(), "the first slot, whose bias is the anchor's"
+    assert apart.max() > 0 and apart.mean() < 0.1 * seen[0][0].std(), "the first slot, whose bias is the anchor's"
