@@ -60,7 +60,7 @@ class DSparkProposer(DFlashProposer):
             return drawn
         order = _longest_first(blocks.counts)
         counts = [blocks.counts[i] for i in order]
-        tokens, logits, probs, own = self.drafter.head.draft(
+        tokens, logits, probs, certain = self.drafter.head.draft(
             blocks.logits,
             blocks.features,
             [blocks.anchors[i] for i in order],
@@ -82,7 +82,7 @@ class DSparkProposer(DFlashProposer):
             rows_in_turn = probs if len(order) == 1 else probs[[r for rows in places for r in rows]]
             drawn.probs = DraftProbs(rows_in_turn, None if ids is None else ids[None])
         if self.confident:
-            values, sure = np.array(logits, np.float32), np.array(own, np.float32)
+            values, sure = np.array(logits, np.float32), np.array(certain, np.float32)
             drawn.confidence = self._chances([values[rows] for rows in places], [sure[rows] for rows in places])
         return drawn
 

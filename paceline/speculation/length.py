@@ -40,6 +40,7 @@ TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted 
 TREE_FORGET = 0.995
 NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
+MOST_SLOTS = 1 << 20
 WHOLE_EVERY = 24  # blocks, one of which has all slots
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
@@ -233,6 +234,7 @@ class DraftLengthPolicy:
         self._newcomers = NEWCOMERS
         self._worths: list[float] = []  # seconds that each slot of a block saves, on average
         self._since_whole = 0  # blocks
+        self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -302,10 +304,10 @@ class DraftLengthPolicy:
         ]
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
         if self.whole:  # however few of them will be verified
-            draft = partial(self._whole_seconds, draft(sum(asked)))
+            draft = partial(self._whole_seconds, draft(sum(min(limit, self._usual) for limit in asked)))
         if self.confident and not any(at_hand):
             lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
-            gain = max(1.0, self._planned * self._option)
+            gain = max(1.0, self._planned * max(1.0, self._option))
             if gain <= 1.0 + margin:
                 lengths = [0] * len(requests)
         else:
@@ -347,9 +349,13 @@ class DraftLengthPolicy:
         if self._since_whole >= WHOLE_EVERY:
             self._since_whole = 0
             return most
-        few = self._draft_seconds(requests, requests)
-        price = (self._draft_seconds(requests, most) - few) / max(1, most - requests)
-        return next((j for j, worth in enumerate(self._worths) if worth <= price), most)
+        half = max(requests, most // 2)
+        for drafts in (most, half):  # what they cost is asked for below
+            if not self.draft.settled(requests + drafts):
+                return drafts
+        price = (self._draft_seconds(requests, most) - self._draft_seconds(requests, half)) / max(1, most - half)
+        self._usual = max(1, next((j for j, worth in enumerate(self._worths) if worth <= price), most))
+        return self._usual
 
     def _explore(
         self, survivals: Sequence[Sequence[float]], found: Sequence[bool], lengths: list[int], rows: int
@@ -442,6 +448,8 @@ class DraftLengthPolicy:
         self._hopeless = 0
         drafts = sum(hope) + sum(lengths)
         cost = self.verify.seconds(rows + sum(hope)) + self._draft_seconds(len(lengths), drafts) - now
+        if self.confident:  # of these, only what pays will be verified
+            cost = self._draft_seconds(len(lengths), drafts)
         if cost <= self._credit:
             self._credit -= max(0.0, cost)
             for i, length in zip(idle, hope, strict=True):
