@@ -185,7 +185,7 @@ def test_text_is_the_same_when_confidence_decides_what_is_verified(target, confi
         # costs that make it worth while, whatever this machine is busy with
         lengths.verify.observe = lambda *_: None  # type: ignore[method-assign]
         lengths.draft.observe = lambda *_: None  # type: ignore[method-assign]
-        lengths.verify.preset({rows: 1.0 + 0.06 * rows for rows in range(1, 80)})
+        lengths.verify.preset({rows: 1.0 + 0.02 * rows for rows in range(1, 80)})
         lengths.draft.preset({rows: 0.05 for rows in range(1, 80)})
         verified: set[int] = set()
         inner = lengths.trim
