@@ -557,11 +557,12 @@ class MarkovHead:
         states: Sequence[SamplingState],
         id_map: IdMap | None = None,
         probs: bool = False,
-    ) -> tuple[list[int], list[float], NDArray[numpy.float32] | None]:
+    ) -> tuple[list[int], list[float], NDArray[numpy.float32] | None, list[float]]:
         """
         Draw all slots. Rows are ordered by slot, then by sequence; counts never rise. logits: float32 [slots,
         columns], biased in place. Returns (target ids, confidence logits or [], float32 [slots, columns]
-        distributions or None); with probs, drawn with the drafter's own noise, else with the target's.
+        distributions or None, of a head with confidence the logit of each slot's likeliest token or []); with
+        probs, drawn with the drafter's own noise, else with the target's.
         """
 
 class CandidateSelector:

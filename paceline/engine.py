@@ -149,7 +149,8 @@ class Engine:
             proposer.bind(kv_blocks, max_num_seqs)
             self.scheduler.taps_are_shared = not proposer.window
             grows = getattr(proposer, "tree_budget", None) is not None
-            self.lengths.whole = grows or getattr(proposer, "confident", False)
+            self.lengths.confident = getattr(proposer, "confident", False)
+            self.lengths.whole = grows or self.lengths.confident
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from paceline import _native
-from paceline.errors import ConfigError
 from paceline.models.decoder import LayerWeights, add_layer, declare_buffers, load_layer
 from paceline.models.drafter_config import HEAD_ROWS_FILE, DFlashConfig, check_pairing, read_drafter_config
 from paceline.models.drafter_weights import DraftHeads, FiniteLoader, all_finite
@@ -68,7 +67,7 @@ class DFlashDrafter:
         self.config = config
         check_pairing(self.config, target, str(checkpoint.path))
         self.max_rows = max_rows or target.max_rows
-        self.quantization = choose_quantization(config, target, quantization)
+        self.quantization = choose_quantization(target, quantization)
         heads = DraftHeads(checkpoint, config, target, self.quantization)
         self.head_rows = heads.rows
         self.head_order = heads.order
@@ -239,18 +238,11 @@ class DFlashDrafter:
         return logits
 
 
-def choose_quantization(config: DFlashConfig, target: TargetModel, wanted: str | None) -> Quantization:
+def choose_quantization(target: TargetModel, wanted: str | None) -> Quantization:
     """int8 unless asked otherwise, which is fastest beside any target; beside fp32, which is for comparisons, none.
 
-    Raises ConfigError for a family that has only floats.
+    Raises ConfigError for what is no quantization.
     """
-    if config.family != "dflash":
-        if wanted not in (None, "none"):
-            raise ConfigError(
-                f"speculative config: quantization={wanted!r}: drafters of the family {config.family} run unquantised; "
-                "remove it"
-            )
-        return "none"
     if wanted is None:
         wanted = "none" if target.f32 else "int8"
     return check_quantization(wanted)

@@ -8,6 +8,7 @@ from the left picks one per slot, by its logit and by how well it follows the on
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,8 @@ class DFlash2Drafter(DFlashDrafter):
         s, d, f32 = self.config.selector, self.config.decoder, self.target.f32
         assert s is not None
         columns = 2 * s.kernel * (d.hidden_size // s.group)
-        convolutions = 2 * d.num_layers * packed_bytes(columns, d.hidden_size, f32=f32)
-        return convolutions + packed_bytes(s.rank, d.hidden_size, f32=f32)
+        size = functools.partial(packed_bytes, k=d.hidden_size, f32=f32, quantised=self.quantization != "none")
+        return 2 * d.num_layers * size(columns) + size(s.rank)
 
     def _load_extra(self, loader: WeightLoader) -> None:
         s, d, vocab = self.config.selector, self.config.decoder, self.target.vocab_size

@@ -147,10 +147,9 @@ class DraftHeads:
     def head(self, loader: WeightLoader) -> Any:
         hidden, vocab = self.config.decoder.hidden_size, self.target.vocab_size
         if self.order is not None:
-            return loader.rows(HEAD, len(self.order), hidden, self.order)
+            return loader.packed_rows([(HEAD, len(self.order), self.order)], hidden)
         if self.own_head:
-            rows = np.arange(vocab) if self.rows is None else self.rows
-            return loader.rows(HEAD, vocab, hidden, rows)
+            return loader.packed_rows([(HEAD, vocab, self.rows)], hidden)
         return self.target.weights.head if self.rows is None else self._target_rows(loader)
 
     def _target_rows(self, loader: WeightLoader) -> Any:

@@ -17,6 +17,7 @@ from paceline.models.dflash import DFlashDrafter
 from paceline.models.network import Network, WeightLoader, packed_bytes
 
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+ONE_THREAD = 1 << 20  # elements of the Markov head's second matrix that one thread multiplies: 11 us for half as many
 GATE, JOINT, CONFIDENCE = "markov_head.gate_proj", "markov_head.joint_proj", "confidence_head.proj"
 
 
@@ -31,7 +32,8 @@ class DSparkDrafter(DFlashDrafter):
         f32, hidden = self.target.f32, self.config.decoder.hidden_size
         if not rank:
             return packed_bytes(1, hidden, f32=f32)
-        return packed_bytes(self.draft_vocab, rank, f32=f32) + packed_bytes(3 * rank + 1, hidden, f32=f32)
+        w2 = packed_bytes(self.draft_vocab, rank, f32=f32, quantised=self.quantization != "none")
+        return w2 + packed_bytes(3 * rank + 1, hidden, f32=f32)
 
     def _load_extra(self, loader: WeightLoader) -> None:
         c, hidden = self.config, self.config.decoder.hidden_size
@@ -66,13 +68,13 @@ class DSparkDrafter(DFlashDrafter):
     ) -> Any:
         target, vocab = self.target, self.target.vocab_size
         if self.head_order is not None:
-            w2 = loader.rows(W2, self.draft_vocab, rank, self.head_order)
-        elif self.head_rows is not None:
-            w2 = loader.rows(W2, vocab, rank, self.head_rows)
+            w2 = loader.packed_rows([(W2, self.draft_vocab, self.head_order)], rank)
         else:
-            w2 = loader.packed([(W2, vocab)], rank)
+            w2 = loader.packed_rows([(W2, vocab, self.head_rows)], rank)
+        # it runs once for each slot: threads that meet so often cost more than they do of a small product
+        alone = self.draft_vocab * rank <= ONE_THREAD
         return _native.MarkovHead(
-            target.pool,
+            _native.ThreadPool(1) if alone else target.pool,
             target.isa,
             target.f32,
             loader.table(W1, vocab, rank),

@@ -122,13 +122,6 @@ class WeightLoader:
         weight.fill(np.ascontiguousarray(values, np.float32))
         return weight
 
-    def rows(self, name: str, n: int, k: int, rows: np.ndarray) -> Any:
-        """Some rows of a [n, k] matrix, packed in the order given."""
-        values = self._load(name, (n, k), "float32" if self.f32 else "bfloat16")[rows]
-        weight = _native.Packed(self.arena, len(rows), k, self.f32, False)
-        self._put(weight, values, 0, 0)
-        return weight
-
     def refuse_unused(self, also: Sequence[str] = ()) -> None:
         """Tensors nothing asked for belong to another network than the config describes. Raises CheckpointError."""
         known = self.used | set(also)

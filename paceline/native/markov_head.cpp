@@ -27,6 +27,7 @@
 
 #include "draft_heads.h"
 #include "plan.h"
+#include "sampling_filters.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -40,6 +41,13 @@ using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::c
 using Vector = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int64_t>;
+
+// How sure a row is of its largest logit: the logit of that one's share in the softmax.
+float certainty(const sampling::RowView& row) {
+  if (row.empty()) return 0.0f;
+  const double others = sampling::total_weight(row, 1.0f) - 1.0;
+  return float(-std::log(std::max(others, 1e-6)));
+}
 
 float sigmoid(float x) { return float(1.0 / (1.0 + std::exp(-double(x)))); }
 
@@ -85,14 +93,13 @@ class MarkovHead {
   // Columns of `features`: what h contributes to the gate or the joint projection, then to the confidence.
   int features() const { return side_ + int(confident_); }
 
-  std::tuple<Tokens, std::vector<float>, nb::object> draft(Rows logits, const Matrix& features, const Tokens& anchors,
-                                                           const Tokens& counts,
-                                                           const std::vector<sampling::SamplingState*>& states,
-                                                           const sampling::IdMap* map, bool with_probs) {
+  std::tuple<Tokens, std::vector<float>, nb::object, std::vector<float>> draft(
+      Rows logits, const Matrix& features, const Tokens& anchors, const Tokens& counts,
+      const std::vector<sampling::SamplingState*>& states, const sampling::IdMap* map, bool with_probs) {
     check(logits, features, anchors, counts, states, map);
     const size_t total = logits.shape(0), width = size_t(columns_);
     Tokens out(total);
-    std::vector<float> confidence(confident_ ? total : 0);
+    std::vector<float> confidence(confident_ ? total : 0), own(confidence.size());
     auto* probs = with_probs ? new std::vector<float>(total * width) : nullptr;
     nb::object array = nb::none();
     if (with_probs) {
@@ -102,9 +109,9 @@ class MarkovHead {
     }
     {
       nb::gil_scoped_release release;
-      run(logits.data(), features.data(), anchors, counts, states, map, out, confidence, probs);
+      run(logits.data(), features.data(), anchors, counts, states, map, out, confidence, own, probs);
     }
-    return {std::move(out), std::move(confidence), std::move(array)};
+    return {std::move(out), std::move(confidence), std::move(array), std::move(own)};
   }
 
  private:
@@ -136,7 +143,7 @@ class MarkovHead {
 
   void run(float* logits, const float* features, const Tokens& anchors, const Tokens& counts,
            const std::vector<sampling::SamplingState*>& states, const sampling::IdMap* map, Tokens& out,
-           std::vector<float>& confidence, std::vector<float>* probs) {
+           std::vector<float>& confidence, std::vector<float>& own, std::vector<float>* probs) {
     const size_t n = states.size(), rank = size_t(rank_), width = size_t(columns_);
     Tokens previous = anchors;
     std::vector<float> state(recurrent_ ? n * rank : 0), e(rank), z(n * rank);
@@ -161,6 +168,7 @@ class MarkovHead {
       for (size_t i = 0; i < active; ++i) {
         sampling::SamplingState& s = *states[i];
         const sampling::RowView& view = slot.view(logits + (row + i) * width, columns_, map, s);
+        if (confident_) own[row + i] = certainty(view);
         if (probs != nullptr) sampling::Distribution(view, s.warp).write(probs->data() + (row + i) * width);
         const int column = sampling::draw_coupled(view, s.warp, s.noise(stream));
         previous[i] = view.token(column);
@@ -240,5 +248,6 @@ void register_markov_head(nb::module_& m) {
            "id_map"_a = nb::none(), "probs"_a = false,
            "Draw all slots. Rows are ordered by slot, then by sequence; counts never rise. logits: float32 [slots, "
            "columns], biased in place. Returns (target ids, confidence logits or [], float32 [slots, columns] "
-           "distributions or None); with probs, drawn with the drafter's own noise, else with the target's.");
+           "distributions or None, of a head with confidence the logit of each slot's likeliest token or []); with "
+           "probs, drawn with the drafter's own noise, else with the target's.");
 }

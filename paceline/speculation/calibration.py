@@ -1,8 +1,11 @@
-"""Calibration of a confidence head: per-position temperatures, fitted on what became of drafts.
+"""Calibration of confidence: what the head says and how sure the drafter is of its token, and per-position
+temperatures, all fitted on what became of drafts.
 
 Method (DSpark, arXiv 2607.05147, "sequential temperature scaling"): position by position from the left, the temperature
 is the one under which the running product of the chances says best how often a draft survives to that position, by
-expected calibration error. `paceline train calibrate` fits it and writes a sidecar that is read with the drafter.
+expected calibration error. Before that, a logistic regression weighs the head's logit and that of the slot's likeliest
+token (`mix`): the head has to guess from the hidden state what the logits show. `paceline train calibrate` fits both
+and writes a sidecar that is read with the drafter.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,26 @@ from paceline.values import as_number, shown
 
 CALIBRATION_FILE = "confidence_calibration.json"
 BINS = 15
+MIX_STEPS = 25
 GRID = np.round(np.geomspace(0.2, 5.0, 97), 4)  # holds 1, which leaves the chances as they are
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """temperatures[k] divides the confidence logit of draft k + 1; positions beyond the last one take its value."""
+    """temperatures[k] divides the confidence logit of draft k + 1; positions beyond the last one take its value.
+
+    mix: weights of the head's logit and of the likeliest token's, and a constant; None: the head's logit alone.
+    """
 
     temperatures: tuple[float, ...] = ()
+    mix: tuple[float, float, float] | None = None
 
-    def chances(self, logits: np.ndarray) -> np.ndarray:
-        """float64 [n]: chance of each draft of a block to be kept if those before it are, from logits [n]."""
+    def chances(self, logits: np.ndarray, own: np.ndarray | None = None) -> np.ndarray:
+        """float64 [n]: chance of each draft of a block to be kept if those before it are, from logits [n] of the head
+        and own [n] of the slots' likeliest tokens."""
         values = np.asarray(logits, np.float64)
+        if self.mix is not None and own is not None:
+            values = mixed(self.mix, values, own)
         if self.temperatures and len(values):
             known = self.temperatures[: len(values)]
             values = values / np.array([*known, *[self.temperatures[-1]] * (len(values) - len(known))])
@@ -47,6 +58,12 @@ class Fit:
     samples: tuple[int, ...]  # drafts that reached each position
     error_before: tuple[float, ...]
     error_after: tuple[float, ...]
+    mix: tuple[float, float, float] | None = None
+
+
+def mixed(mix: tuple[float, float, float], logits: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """float64 [n]: the logits of chances by both."""
+    return mix[0] * np.asarray(logits, np.float64) + mix[1] * np.asarray(own, np.float64) + mix[2]
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -98,6 +115,31 @@ def fit_calibration(blocks: Sequence[tuple[Sequence[float], int]], *, least: int
     return Fit(tuple(temperatures), tuple(samples), tuple(before), tuple(after))
 
 
+def fit_mix(blocks: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> tuple[float, float, float]:
+    """Weights by logistic regression over drafts that were put to the test: (logits of the head, of the likeliest
+    tokens, number accepted) of each block. Newton's method with a small ridge."""
+    rows, kept = [], []
+    for logits, own, accepted in blocks:
+        for j, (said, sure) in enumerate(zip(logits, own, strict=True)):
+            if j <= accepted:
+                rows.append((said, sure, 1.0))
+                kept.append(float(j < accepted))
+    x, y, weights = np.array(rows).reshape(-1, 3), np.array(kept), np.zeros(3)
+    ridge = 1e-2 * np.eye(3)
+    for _ in range(MIX_STEPS):
+        chances = _sigmoid(x @ weights)
+        gradient = x.T @ (chances - y) + ridge @ weights
+        weights = weights - np.linalg.solve((x.T * (chances * (1.0 - chances))) @ x + ridge, gradient)
+    return float(weights[0]), float(weights[1]), float(weights[2])
+
+
+def fit_blocks(blocks: Sequence[tuple[Sequence[float], Sequence[float], int]]) -> Fit:
+    """The mix, then temperatures on top of it. Raises ValueError where there is nothing to fit."""
+    mix = fit_mix(blocks)
+    both = [(mixed(mix, np.array(said), np.array(own)).tolist(), accepted) for said, own, accepted in blocks]
+    return replace(fit_calibration(both), mix=mix)
+
+
 def write_calibration(folder: Path, fit: Fit, about: dict[str, Any]) -> Path:
     """Write the sidecar beside a drafter's config.json; `about` says what it was fitted on."""
     path = folder / CALIBRATION_FILE
@@ -122,4 +164,13 @@ def read_calibration(folder: Path) -> Calibration:
         raise CheckpointError(
             f"{path}: temperatures = {shown(found)}: must list numbers from 0.01 to 100; fit it again or remove it"
         )
-    return Calibration(tuple(t for t in numbers if t is not None))
+    mix = content.get("mix")
+    if mix is None:
+        return Calibration(tuple(t for t in numbers if t is not None))
+    weights = [as_number(w) for w in mix] if isinstance(mix, list) else []
+    if len(weights) != 3 or not all(w is not None and abs(w) <= 100 for w in weights):
+        raise CheckpointError(
+            f"{path}: mix = {shown(mix)}: must list three numbers from -100 to 100; fit it again or remove it"
+        )
+    a, b, c = (w for w in weights if w is not None)
+    return Calibration(tuple(t for t in numbers if t is not None), (a, b, c))

@@ -50,6 +50,9 @@ class Costs(Protocol):
     def row_seconds(self) -> float:
         """What a row costs in a pass of many, which computes rather than waits for memory."""
 
+    def settled(self, rows: int) -> bool:
+        """Whether more is known of a pass of so many rows than what a few steps happened to take."""
+
 
 def neighbours(rows: int) -> tuple[int, int]:
     """The knots above and below a size."""
@@ -113,7 +116,7 @@ class CostCurve:
             self._seen.add(rows)
             return
         near, took = self._near(rows), math.log(seconds)
-        trusted = all(self._weight[knot] >= TRUST for knot, _ in near)
+        trusted = self.settled(rows)
         expected = math.log(self.seconds(rows)) if self.known else took - self._pace.now
         pace: float | None
         if trusted and self._leads:
@@ -198,6 +201,9 @@ class CostCurve:
         if rows >= KNOTS[-1]:
             return self._fitted[-1] * floor_shape(rows) / floor_shape(KNOTS[-1])
         return sum(share * self._fitted[knot] for knot, share in self._near(rows))
+
+    def settled(self, rows: int) -> bool:
+        return all(self._weight[knot] >= TRUST for knot, _ in self._near(rows))
 
     @staticmethod
     def _near(rows: int) -> list[tuple[int, float]]:
@@ -286,6 +292,9 @@ class CostTable:
         """What a row costs in a pass of many, which computes rather than waits for memory."""
         largest = self._sizes[-1] if self._sizes else 1
         return max(self.seconds(1) / 16, self.seconds(largest) / largest if largest > 16 else 0.0)
+
+    def settled(self, rows: int) -> bool:
+        return True
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a step of `rows` rows; in passes of one row as long as nothing was measured."""

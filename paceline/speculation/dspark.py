@@ -31,6 +31,8 @@ class DSparkProposer(DFlashProposer):
         super().__init__(drafter, max_drafts, sampler)
         self.confident = drafter.config.confidence is not None
         self.confidence_threshold = confidence_threshold
+        # of each block of the last pass: logits of the confidence head, and of the slots' likeliest tokens
+        self.said: list[tuple[np.ndarray, np.ndarray]] = []
         self.calibration = read_calibration(drafter.path) if self.confident else Calibration()
 
     def _arrange(self, slots: list[range]) -> list[int]:
@@ -52,11 +54,13 @@ class DSparkProposer(DFlashProposer):
         if self.drafter.head is None:
             drawn = super()._draw(blocks)
             if self.confident:
-                drawn.confidence = self._chances(np.split(blocks.features[:, -1], np.cumsum(blocks.counts)[:-1]))
+                ends = np.cumsum(blocks.counts)[:-1]
+                own = own_logits(blocks.logits) if self.calibration.mix else np.zeros(len(blocks.logits))
+                drawn.confidence = self._chances(np.split(blocks.features[:, -1], ends), np.split(own, ends))
             return drawn
         order = _longest_first(blocks.counts)
         counts = [blocks.counts[i] for i in order]
-        tokens, logits, probs = self.drafter.head.draft(
+        tokens, logits, probs, certain = self.drafter.head.draft(
             blocks.logits,
             blocks.features,
             [blocks.anchors[i] for i in order],
@@ -78,12 +82,19 @@ class DSparkProposer(DFlashProposer):
             rows_in_turn = probs if len(order) == 1 else probs[[r for rows in places for r in rows]]
             drawn.probs = DraftProbs(rows_in_turn, None if ids is None else ids[None])
         if self.confident:
-            values = np.array(logits, np.float32)
-            drawn.confidence = self._chances([values[rows] for rows in places])
+            values, sure = np.array(logits, np.float32), np.array(certain, np.float32)
+            drawn.confidence = self._chances([values[rows] for rows in places], [sure[rows] for rows in places])
         return drawn
 
-    def _chances(self, logits: Sequence[np.ndarray]) -> list[list[float]]:
-        return [self.calibration.chances(row).tolist() for row in logits]
+    def _chances(self, logits: Sequence[np.ndarray], own: Sequence[np.ndarray]) -> list[list[float]]:
+        self.said = list(zip(logits, own, strict=True))
+        return [self.calibration.chances(row, sure).tolist() for row, sure in self.said]
+
+
+def own_logits(logits: np.ndarray) -> np.ndarray:
+    """fp64 [rows]: the logit of the likeliest token's share in the softmax of each row of logits [rows, columns]."""
+    apart = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return -np.log(np.maximum(apart.sum(1) - 1.0, 1e-6))
 
 
 def _longest_first(counts: Sequence[int]) -> list[int]:

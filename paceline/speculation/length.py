@@ -13,7 +13,7 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.cost_table import CostCurve, Costs, Pace, neighbours
+from paceline.speculation.cost_table import KNOTS, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
@@ -38,6 +38,11 @@ LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less r
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
 TREE_FORGET = 0.995
+NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
+OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
+MOST_SLOTS = 1 << 20
+WHOLE_EVERY = 24  # blocks, one of which has all slots
+MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
@@ -161,7 +166,19 @@ def verified_lengths(
     tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
     which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
     """
-    return _admitted([list(accumulate(row, mul)) for row in chances], verify, draft_seconds, other_rows)
+    return _admitted(survivals_of(chances), verify, draft_seconds, other_rows)
+
+
+def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
+    """Chance of each draft that it is kept together with those before it. trust: how many of the drafts that such
+    chances promised came."""
+    return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
+
+
+def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
+    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
+    its row costs; a draft for which that is too much is not verified, and saves nothing."""
+    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
 
 
 def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
@@ -203,12 +220,21 @@ class DraftLengthPolicy:
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
-        self.whole = False  # the drafter says how sure it is: draft whole blocks or none, and cut what is doubtful
+        self.whole = False  # the drafter says how sure it is: draft a block or none, and cut what is doubtful
+        self.confident = False  # and it says so of the drafts of a row, not only of a tree's
         self._own: dict[int, Acceptance] = {}
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
+        self._said: dict[int, float] = {}  # drafts to be kept, by their chances, among those that are verified
+        self._trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that chances promised, and those that came
+        self._planned = 0.0  # gain of the step's blocks over a plain step, by averages, before they were made
+        self._option = OPTION  # how many times that comes of knowing what to cut, on average
         self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
+        self._newcomers = NEWCOMERS
+        self._worths: list[float] = []  # seconds that each slot of a block saves, on average
+        self._since_whole = 0  # blocks
+        self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -284,8 +310,15 @@ class DraftLengthPolicy:
         ]
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
         if self.whole:  # however few of them will be verified
-            draft = partial(self._whole_seconds, draft(sum(asked)))
-        lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, margin)
+            draft = partial(self._whole_seconds, draft(sum(min(limit, self._usual) for limit in asked)))
+        if self.confident and not any(at_hand):
+            lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
+            gain = max(1.0, self._planned * max(1.0, self._option))
+            if gain <= 1.0 + margin:
+                lengths = [0] * len(requests)
+        else:
+            lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, margin)
+            self._planned = 0.0
         alone = [0] * len(requests)
         if any(at_hand):  # what the drafter brings beside them
             alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand, margin)
@@ -299,14 +332,36 @@ class DraftLengthPolicy:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
-            if not self.whole:
-                lengths = self._explore(survivals, at_hand, lengths, rows)
-        if self.whole:
-            lengths = [
-                limit if length and not free else length
-                for length, limit, free in zip(lengths, limits, at_hand, strict=True)
-            ]
-        return lengths
+            lengths = self._explore(survivals, at_hand, lengths, rows)
+        return self._blocks(limits, at_hand, lengths) if self.whole else lengths
+
+    def _blocks(self, limits: Sequence[int], found: Sequence[bool], lengths: list[int]) -> list[int]:
+        """Slots to draft for requests that were given some: all that pay for themselves, to be cut when it is known how
+        sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
+        made = [i for i, length in enumerate(lengths) if length and not found[i]]
+        most = sum(limits[i] for i in made)
+        if not made:
+            return lengths
+        slots = max(limits) if not self.confident else self._slots(len(made), most)
+        return [
+            min(limits[i], max(length, slots)) if length and not found[i] else length
+            for i, length in enumerate(lengths)
+        ]
+
+    def _slots(self, requests: int, most: int) -> int:
+        """Leading slots of a block that save more than making them takes, on average of late; now and then all of them,
+        to see what the others would. most: of all requests together."""
+        self._since_whole += 1
+        if self._since_whole >= WHOLE_EVERY:
+            self._since_whole = 0
+            return most
+        half = max(requests, most // 2)
+        for drafts in (most, half):  # what they cost is asked for below
+            if not self.draft.settled(requests + drafts):
+                return drafts
+        price = (self._draft_seconds(requests, most) - self._draft_seconds(requests, half)) / max(1, most - half)
+        self._usual = max(1, next((j for j, worth in enumerate(self._worths) if worth <= price), most))
+        return self._usual
 
     def _explore(
         self, survivals: Sequence[Sequence[float]], found: Sequence[bool], lengths: list[int], rows: int
@@ -320,20 +375,41 @@ class DraftLengthPolicy:
             """Against as many tokens at the rate that was chosen."""
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
-        plain = [0] * len(lengths)
+        plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
         price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
         self._plain_curiosity = min(self._plain_curiosity + EXPLORE_SHARE * now, MOST_CURIOSITY * now)
         if price <= self._plain_curiosity:
             self._plain_curiosity -= price
             self._plain_steps = PLAIN_STEPS - 1
             return plain
+        if self.whole and not all(found):
+            return lengths
+        return self._another_size(survivals, lengths, rows, now, lost)
+
+    def _another_size(
+        self,
+        survivals: Sequence[Sequence[float]],
+        lengths: list[int],
+        rows: int,
+        now: float,
+        lost: Callable[[Sequence[int], float], float],
+    ) -> list[int]:
+        """The lengths, which take `now` seconds, or those of a pass one knot larger or smaller. lost: seconds lost by
+        lengths that bring so many drafts."""
+        most = sum(map(len, survivals))
+        if self.confident and self._newcomers:
+            # a size that a slow first step made look dear is not chosen again, and so never known better
+            unknown = next((k - rows for k in KNOTS if rows < k <= rows + most and not self.verify.settled(k)), 0)
+            if unknown:
+                self._newcomers -= 1
+                return likeliest(survivals, unknown)[0]
         self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
         self._upwards = not self._upwards
         drafts = sum(lengths)
         above, below = neighbours(rows + drafts)
-        other = min(above - rows, sum(map(len, survivals))) if self._upwards else max(below - rows, 0)
+        other = min(above - rows, most) if self._upwards else max(below - rows, 0)
         if other == drafts:
             return lengths
         tried, expected = likeliest(survivals, other)
@@ -378,6 +454,8 @@ class DraftLengthPolicy:
         self._hopeless = 0
         drafts = sum(hope) + sum(lengths)
         cost = self.verify.seconds(rows + sum(hope)) + self._draft_seconds(len(lengths), drafts) - now
+        if self.confident:  # of these, only what pays will be verified
+            cost = self._draft_seconds(len(lengths), drafts)
         if cost <= self._credit:
             self._credit -= max(0.0, cost)
             for i, length in zip(idle, hope, strict=True):
@@ -420,14 +498,45 @@ class DraftLengthPolicy:
         chances: Sequence[Sequence[float]],
         other_rows: int = 0,
     ) -> None:
-        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`."""
-        made = sum(len(row) for row in drafts)
-        seconds = self._draft_seconds(sum(bool(row) for row in drafts), made) if made else 0.0
-        lengths = verified_lengths(chances, self.verify, seconds, other_rows)
+        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`. The chances are taken to be as
+        wrong as they have been so far."""
+        made = [row for row in drafts if row]
+        if not made:
+            return
+        promised, kept = self._trust
+        survivals = survivals_of(chances, kept / promised)
+        paid, rows = self._draft_seconds(len(made), sum(map(len, made))), len(requests) + other_rows
+        lengths = _admitted(survivals, self.verify, paid, other_rows)
+        now = paid + self.verify.seconds(rows + sum(lengths))
+        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        self._weigh_slots([row for row in survivals if row], rows)
+        if self._planned:
+            found = planned / now * self.verify.seconds(rows) / rows / self._planned
+            self._option += (min(found, MOST_OPTION) - self._option) / GAIN_STEPS
+            self._planned = 0.0
+        if any(lengths):
+
+            def lost(tried: Sequence[int], expected: float) -> float:
+                return paid + self.verify.seconds(rows + sum(tried)) - (rows + expected) * now / planned
+
+            lengths = self._another_size(survivals, lengths, rows, now, lost)
         for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
+            if row and min(said) < 1.0:  # others are found, not drafted
+                self._said[request] = sum(accumulate(said[:length], mul))
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
+
+    def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
+        plain = self.verify.seconds(rows)
+        token = plain / (rows * max(1.0, self._planned * self._option))
+        drafts = sum(map(len, blocks))
+        row = (self.verify.seconds(rows + drafts) - plain) / drafts
+        for survival in blocks:
+            worths = slot_worths(survival, token, row)
+            for j, worth in enumerate(worths[: len(self._worths)]):
+                self._worths[j] += (worth - self._worths[j]) / GAIN_STEPS
+            self._worths += worths[len(self._worths) :]
 
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
@@ -448,6 +557,10 @@ class DraftLengthPolicy:
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
         cut = self._cut.pop(request, [])
+        said = self._said.pop(request, None)
+        if said is not None and drafted:
+            promised, kept = self._trust
+            self._trust = (TREE_FORGET * promised + said, TREE_FORGET * kept + accepted)
         own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
         if drafted:
             self.overall.observe(drafted, accepted, PRIOR_FORGET)
@@ -459,3 +572,4 @@ class DraftLengthPolicy:
     def finish(self, request: int) -> None:
         self._own.pop(request, None)
         self._cut.pop(request, None)
+        self._said.pop(request, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.speculation.calibration import Calibration, Fit, fit_calibration, write_calibration
+from paceline.speculation.calibration import Calibration, Fit, fit_blocks, write_calibration
 from paceline.speculation.dspark import DSparkProposer
 from paceline.speculation.length import DraftLengthPolicy
 
@@ -23,16 +23,16 @@ from .prompts import read_prompts
 if TYPE_CHECKING:
     from paceline.llm import LLM
 
-CERTAIN = 30.0  # logits beyond this are chances that fp64 cannot tell from 0 or 1
-
 
 class Recorder(DraftLengthPolicy):
-    """Lets whole blocks be drafted and verified, and keeps (confidence logits, number accepted) of each."""
+    """Lets whole blocks be drafted and verified, and keeps (logits of the confidence head, of the likeliest tokens,
+    number accepted) of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, proposer: DSparkProposer) -> None:
         super().__init__()
-        self.blocks: list[tuple[list[float], int]] = []
-        self._said: dict[int, list[float]] = {}
+        self.blocks: list[tuple[list[float], list[float], int]] = []
+        self._proposer = proposer
+        self._blocks_of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def choose(
         self,
@@ -50,36 +50,31 @@ class Recorder(DraftLengthPolicy):
         chances: Sequence[Sequence[float]],
         other_rows: int = 0,
     ) -> None:
-        for request, row in zip(requests, chances, strict=True):
-            self._said[request] = logits_of(row)
+        made = [request for request, row in zip(requests, drafts, strict=True) if row]
+        self._blocks_of.update(zip(made, self._proposer.said, strict=True))
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
-        said = self._said.pop(request, None)
-        if said is not None and drafted:
-            self.blocks.append((said[:drafted], accepted))
+        found = self._blocks_of.pop(request, None)
+        if found is not None and drafted:
+            said, own = found
+            self.blocks.append((said[:drafted].tolist(), own[:drafted].tolist(), accepted))
 
     def finish(self, request: int) -> None:
-        self._said.pop(request, None)
-
-
-def logits_of(chances: Sequence[float]) -> list[float]:
-    """The logits whose sigmoid the chances are, within +-CERTAIN."""
-    p = np.asarray(chances, np.float64)
-    with np.errstate(divide="ignore"):
-        return np.clip(np.log(p) - np.log1p(-p), -CERTAIN, CERTAIN).tolist()
+        self._blocks_of.pop(request, None)
 
 
 def record(
     llm: LLM, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int = 0, batch: int = 16
-) -> list[tuple[list[float], int]]:
-    """What became of the drafts of these prompts, uncalibrated. Raises TrainError for a drafter without confidence."""
+) -> list[tuple[list[float], list[float], int]]:
+    """What became of these prompts' drafts; see `Recorder`. Raises TrainError for a drafter without confidence."""
     from paceline.sampling_params import SamplingParams
 
     proposer = llm.engine.proposer
     if not isinstance(proposer, DSparkProposer) or not proposer.confident:
         raise TrainError("this drafter has no confidence head: there is nothing to calibrate")
-    before, proposer.calibration = proposer.calibration, Calibration()
-    policy, recorder = llm.engine.lengths, Recorder()
+    # one that asks for what it weighs, whatever the sidecar holds
+    before, proposer.calibration = proposer.calibration, Calibration(mix=(1.0, 0.0, 0.0))
+    policy, recorder = llm.engine.lengths, Recorder(proposer)
     llm.engine.lengths = recorder
     try:
         for first in range(0, len(prompts), batch):
@@ -117,7 +112,7 @@ def calibrate(
     ids = [llm.tokenizer.encode_chat(list(p.messages)) for p in wanted]
     blocks = record(llm, [i for i in ids if len(i) < room], max_tokens=max_tokens, temperature=temperature)
     try:
-        fit = fit_calibration(blocks)
+        fit = fit_blocks(blocks)
     except ValueError as error:
         raise TrainError(f"{prompts}: {error}; use more prompts or longer answers") from None
     folder = out or proposer.drafter.path
@@ -134,7 +129,11 @@ def calibrate(
 
 def table(fit: Fit) -> list[str]:
     """One line per position: how many drafts reached it, its temperature, the error of survival before and after."""
-    lines = ["position  drafts  temperature  error before  after"]
+    lines = []
+    if fit.mix is not None:
+        head, own, constant = fit.mix
+        lines.append(f"confidence = {head:.2f} x head {own:+.2f} x likeliest token {constant:+.2f}")
+    lines.append("position  drafts  temperature  error before  after")
     rows = zip(fit.samples, fit.temperatures, fit.error_before, fit.error_after, strict=True)
     for i, (count, temperature, before, after) in enumerate(rows, 1):
         lines.append(f"{i:8d}  {count:6d}  {temperature:11.3f}  {before:12.4f}  {after:.4f}")

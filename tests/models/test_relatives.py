@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from paceline import _native
 from paceline.errors import CheckpointError
 from paceline.models import TargetModel, load_model
 from paceline.models.dflash import load_drafter
@@ -17,7 +18,7 @@ from paceline.sampling import make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.dflash import DFlashProposer
 from paceline.speculation.dflash2 import DFlash2Proposer
-from paceline.speculation.dspark import DSparkProposer
+from paceline.speculation.dspark import DSparkProposer, own_logits
 
 from .reference import Reference
 from .relatives import Spark, SparkReference, Walk, WalkReference, write_spark, write_walk
@@ -131,6 +132,24 @@ def test_dspark_logits_have_the_bias_of_the_tokens_drawn(tmp_path, target, refer
     np.testing.assert_allclose(seen[0], logits, atol=2e-4)
 
 
+def test_the_certainty_of_a_slot_is_that_of_its_likeliest_token(tmp_path, target):
+    d = SPARKS["gated"]
+    drafter = load_drafter(write_spark(tmp_path, SHAPE, d), target)
+    proposer = DSparkProposer(drafter, 6)
+    items = texts(proposer, target, [30, 12])
+    seen = []
+    inner = drafter.draft_logits
+    drafter.draft_logits = lambda *a, **k: seen.append(inner(*a, **k)) or seen[-1]  # type: ignore[method-assign]
+    proposer.propose(items, [6, 3])
+    rows = seen[0]  # slot by slot, the longer block first
+    places = [[0, 2, 4, 6, 7, 8], [1, 3, 5]]
+    for mine, (_, own) in zip(places, proposer.said, strict=True):
+        np.testing.assert_allclose(own, own_logits(rows[mine]), rtol=1e-4, atol=1e-4)
+        shares = np.exp(rows[mine]) / np.exp(rows[mine]).sum(1, keepdims=True)
+        top = shares.max(1)
+        np.testing.assert_allclose(own, np.log(top / (1 - top)), rtol=1e-3, atol=1e-3)
+
+
 def test_a_threshold_drops_drafts_behind_the_first_doubt(tmp_path, target):
     d = SPARKS["vanilla"]
     drafter = load_drafter(write_spark(tmp_path, SHAPE, d), target)
@@ -235,3 +254,29 @@ def test_missing_misshapen_and_damaged_heads_are_named(tmp_path, target, kind):
         save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, str(path))
         with pytest.raises(CheckpointError, match=f"{pattern}.*not numbers"):
             load_drafter(folder, target)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "speculators, reduced", "dflash2"])
+def test_relatives_run_in_int8_and_draft_nearly_as_in_floats(tmp_path, kind):
+    """The default beside a target that is not fp32: layers, rows of the head and the Markov head's large matrix."""
+    model = load_model(write_target(tmp_path / "t", SHAPE), dtype="bfloat16", threads=1)
+    if kind == "dflash2":
+        folder: Path = write_walk(tmp_path / "d", SHAPE, WALKS["plain"])
+    else:
+        folder = write_spark(tmp_path / "d", SHAPE, SPARKS[kind])
+    drafters = [load_drafter(folder, model, quantization=q) for q in ("none", None)]
+    assert [d.quantization for d in drafters] == ["none", "int8"]
+    assert drafters[1].weights.layers[0].qkv.quant == _native.Quant.INT8
+    if kind in SPARKS and SPARKS[kind].reduced:
+        assert drafters[1].weights.head.quant == _native.Quant.INT8
+    seen: list[np.ndarray] = []
+    for drafter in drafters:
+        limit = drafter.config.max_drafts
+        proposer = DFlash2Proposer(drafter, limit) if kind == "dflash2" else DSparkProposer(drafter, limit)
+        (text,) = texts(proposer, model, [30])
+        inner = drafter.draft_logits
+        drafter.draft_logits = lambda *a, inner=inner, **k: seen.append(inner(*a, **k)) or seen[-1]
+        drafts = proposer.propose([text], [limit]).drafts[0]
+        assert len(drafts) == limit and all(0 <= t < SHAPE.vocab for t in drafts)
+    apart = np.abs(seen[0][0] - seen[1][0])
+    assert apart.max() > 0 and apart.mean() < 0.1 * seen[0][0].std(), "the first slot, whose bias is the anchor's"

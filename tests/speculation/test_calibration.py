@@ -14,7 +14,9 @@ from paceline.speculation.calibration import (
     CALIBRATION_FILE,
     Calibration,
     calibration_error,
+    fit_blocks,
     fit_calibration,
+    fit_mix,
     read_calibration,
     write_calibration,
 )
@@ -96,4 +98,44 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, text: str) -> None:
 def test_a_link_to_nothing_is_refused(tmp_path) -> None:
     (tmp_path / CALIBRATION_FILE).symlink_to(tmp_path / "gone")
     with pytest.raises(CheckpointError, match=CALIBRATION_FILE):
+        read_calibration(tmp_path)
+
+
+def both(count: int, seed: int) -> list[tuple[list[float], list[float], int]]:
+    """Drafts whose chance is sigmoid(0.3 head + 0.9 own - 0.2), whatever their position."""
+    rng = np.random.default_rng(seed)
+    head, own = rng.normal(0.5, 1.5, (count, 4)), rng.normal(1.0, 2.0, (count, 4))
+    kept = rng.random((count, 4)) < 1 / (1 + np.exp(-(0.3 * head + 0.9 * own - 0.2)))
+    accepted = [int(np.argmin(row)) if not row.all() else 4 for row in kept]
+    return list(zip(head.tolist(), own.tolist(), accepted, strict=True))
+
+
+def test_the_weights_of_head_and_certainty_are_found(tmp_path) -> None:
+    data = both(20_000, 0)
+    assert fit_mix(data) == pytest.approx((0.3, 0.9, -0.2), abs=0.05)
+    fit = fit_blocks(data)
+    assert fit.temperatures[0] == pytest.approx(1.0, rel=0.15) and fit.error_after[0] < 0.015
+    write_calibration(tmp_path, fit, {})
+    calibration = read_calibration(tmp_path)
+    assert calibration.mix == fit.mix and calibration.temperatures == fit.temperatures
+    fresh = both(20_000, 1)
+    said = np.array([calibration.chances(np.array(h), np.array(o))[0] for h, o, _ in fresh])
+    assert calibration_error(said, np.array([a > 0 for *_, a in fresh])) < 0.02
+
+
+def test_without_a_mix_the_head_alone_speaks() -> None:
+    logits, own = np.array([1.0, -2.0]), np.array([5.0, 5.0])
+    np.testing.assert_array_equal(Calibration((2.0,)).chances(logits, own), Calibration((2.0,)).chances(logits))
+    np.testing.assert_allclose(Calibration(mix=(0.0, 1.0, 0.0)).chances(logits, own), 1 / (1 + np.exp(-own)))
+
+
+def test_data_that_splits_cleanly_gives_finite_weights() -> None:
+    data = [([2.0], [3.0], 1)] * 60 + [([-2.0], [-3.0], 0)] * 60
+    assert all(np.isfinite(fit_mix(data)))
+
+
+@pytest.mark.parametrize("mix", [3, [1, 2], [1, 2, "x"], [1, 2, 1e9], {}])
+def test_a_damaged_mix_is_refused(tmp_path, mix) -> None:
+    (tmp_path / CALIBRATION_FILE).write_text(json.dumps({"temperatures": [1.0], "mix": mix}))
+    with pytest.raises(CheckpointError, match="mix = "):
         read_calibration(tmp_path)

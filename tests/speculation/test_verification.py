@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.speculation.cost_table import CostTable
-from paceline.speculation.length import Acceptance, DraftLengthPolicy, verified_lengths
+from paceline.speculation.length import (
+    Acceptance,
+    DraftLengthPolicy,
+    slot_worths,
+    survivals_of,
+    verified_lengths,
+)
 
 
 def table(times: dict[int, float]) -> CostTable:
@@ -77,11 +83,10 @@ def test_trimming_cuts_in_place_and_counts_what_was_left_out() -> None:
 
 def test_a_request_whose_drafts_are_always_doubtful_is_no_longer_drafted_for() -> None:
     lengths = policy()
-    lengths.whole = True
+    lengths.whole = lengths.confident = True
     asked = []
     for _ in range(400):
         (count,) = lengths.choose([1], [7])
-        assert count in (0, 7), "whole blocks or none"
         asked.append(count)
         if count:
             drafts = [list(range(7))]
@@ -99,3 +104,64 @@ def test_expected_drafts_keep_chances_chances(chances: list[float], first: int) 
     assert all(0 <= h <= t + 1e-12 for h, t in zip(own.hits, own.tries, strict=True))
     survival = own.survival(8)
     assert all(a >= b >= 0 for a, b in itertools.pairwise(survival))
+
+
+def test_slots_that_cannot_pay_are_not_drafted() -> None:
+    assert slot_worths([0.8, 0.5, 0.2], 1.0, 0.3) == pytest.approx([0.5, 0.2, 0.0])
+    lengths = policy()
+    lengths.whole = lengths.confident = True
+    lengths.draft = table({rows: 0.1 + 0.02 * rows for rows in range(1, 60)})
+    asked = []
+    for _ in range(300):  # sure of two drafts, and of none behind them
+        (count,) = lengths.choose([1], [7])
+        asked.append(count)
+        if count:
+            drafts = [list(range(count))]
+            lengths.trim([1], drafts, [[0.9, 0.9, 0.3, 0.3, 0.3, 0.3, 0.3][:count]])
+            lengths.observe(1, len(drafts[0]), 2)
+    assert asked[0] == 7 and {2, 3} & set(asked[100:]), "shorter blocks"
+    assert 2 <= asked[100:].count(7) <= 20, "and whole ones now and then"
+    lengths.confident = False  # a tree
+    assert lengths.choose([2], [7]) == [7]
+
+
+def test_chances_that_promise_too_much_are_discounted() -> None:
+    honest, boasting = policy(), policy()
+    for i in range(300):
+        for lengths, accepted in ((honest, 3 if i % 4 else 0), (boasting, i % 2)):
+            drafts = [[1, 2, 3, 4]]
+            lengths.trim([1], drafts, [[0.8, 0.95, 0.98, 0.02]])
+            lengths.observe(1, len(drafts[0]), min(accepted, len(drafts[0])))
+    assert survivals_of([[0.5, 0.5]], 0.5) == [[0.25, 0.125]] and survivals_of([[0.9]], 2.0) == [[1.0]]
+    promised, kept = boasting._trust
+    assert kept / promised < 0.4
+    promised, kept = honest._trust
+    assert kept / promised == pytest.approx(1.0, abs=0.1)
+
+
+def test_found_drafts_say_nothing_of_chances() -> None:
+    lengths = policy()
+    before = lengths._trust
+    lengths.trim([1], [[1, 2, 3]], [[1.0, 1.0, 1.0]])
+    lengths.observe(1, 3, 0)
+    assert lengths._trust == before
+
+
+def test_knowing_what_to_cut_is_worth_something() -> None:
+    """Half of the blocks are sure, half are hopeless: cut in time, drafts pay more than on average."""
+    lengths = policy()
+    lengths.whole = lengths.confident = True
+    lengths.verify = table({rows: 0.6 + 0.4 * rows for rows in range(1, 60)})
+    lengths.draft = table({rows: 0.1 for rows in range(1, 60)})
+    for i in range(200):
+        lengths.overall.observe(6, 6 * (i % 2))
+    asked = []
+    for i in range(600):
+        (count,) = lengths.choose([1], [6])
+        asked.append(count)
+        if count:
+            drafts, sure = [list(range(count))], i % 2
+            lengths.trim([1], drafts, [([0.99] if sure else [0.02]) * count])
+            lengths.observe(1, len(drafts[0]), len(drafts[0]) * sure)
+    assert lengths._option > 1.1
+    assert sum(map(bool, asked[300:])) > 250, "there are a few plain steps, to know what they cost"
