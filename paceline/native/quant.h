@@ -6,8 +6,8 @@
 //   for each group: out = fma(float(sum of q * a) * scale, row_scale, out)
 //                   out = fma(minimum, row_scale * sum of a, out)  [where there is a minimum]
 //
-// with exact integers inside a group and fp32 products and sums, the latter fused, in the order of the groups (one scale
-// per column multiplies `out` at the end). So every instruction set gives the same bits, and numpy too
+// with exact integers inside a group and fp32 products and sums, the latter fused, in the order of the groups (one
+// scale per column multiplies `out` at the end). So every instruction set gives the same bits, and numpy too
 // (tests/native/quant_reference.py).
 #pragma once
 #include <cstddef>
@@ -25,9 +25,9 @@ enum class Quant : int {
 
 constexpr int kGroup = 32;
 
-// An exact sum s becomes fp32 without a conversion: adders start at these bits, and what they arrive at is the fp32 number
-// kMagic + s (|s| <= 32 * 128 * 128 < 2^22). With a scale that has the 11 bits of fp16, kMagic * scale is exact, so that
-// fma(kMagic + s, scale, -kMagic * scale) is s * scale, rounded once.
+// An exact sum s becomes fp32 without a conversion: adders start at these bits, and what they arrive at is the fp32
+// number kMagic + s (|s| <= 32 * 128 * 128 < 2^22). With a scale that has the 11 bits of fp16, kMagic * scale is exact,
+// so that fma(kMagic + s, scale, -kMagic * scale) is s * scale, rounded once.
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kMagicBits = 0x4b400000;
 

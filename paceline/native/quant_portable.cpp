@@ -30,7 +30,8 @@ float half_to_float(const uint8_t* src) {
 template <Quant F>
 void integer_sums(const QuantGroup& a, const uint8_t* w, int32_t* sum) {
   constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
-  for (int c = 0; c < 16; ++c) sum[c] = kInt8 ? a.start_int8 - kMagicBits : F == Quant::kInt4 ? a.start_int4 - kMagicBits : 0;
+  for (int c = 0; c < 16; ++c)
+    sum[c] = kInt8 ? a.start_int8 - kMagicBits : F == Quant::kInt4 ? a.start_int4 - kMagicBits : 0;
   for (int j = 0; j < (kInt8 ? 8 : 4); ++j)
     for (int c = 0; c < 16; ++c) {
       const uint8_t* at = w + j * 64 + c * 4;

@@ -99,8 +99,7 @@ inline void tile_t(const QuantTile& t, int first) {
       if constexpr (F == Quant::kInt4Min) {
         const __m512 m = halves(scales + 64 + v * 32);
 #pragma GCC unroll 12
-        for (int r = 0; r < MR; ++r)
-          out[r][v] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[r].scaled_sum), out[r][v]);
+        for (int r = 0; r < MR; ++r) out[r][v] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[r].scaled_sum), out[r][v]);
       }
     }
   }
