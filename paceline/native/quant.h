@@ -3,10 +3,12 @@
 // A weight of column c is scale * q (int8), scale * (q - 8) (int4) or scale * q + minimum (int4 with minimum) with one
 // scale per 32 values of k, or one per column. Rows are quantised to int8 with one scale per 32 values. A product is
 //
-//   out = sum over groups of float(sum of q * a) * (scale * row_scale)  [+ minimum * (row_scale * sum of a)]
+//   for each group: out = fma(float(sum of q * a) * scale, row_scale, out)
+//                   out = fma(minimum, row_scale * sum of a, out)  [where there is a minimum]
 //
-// with exact integers inside a group and fp32 multiplications and additions, none fused, in the order of the groups. So
-// every instruction set gives the same bits, and numpy too (tests/native/quant_reference.py).
+// with exact integers inside a group and fp32 products and sums, the latter fused, in the order of the groups (one
+// scale per column multiplies `out` at the end). So every instruction set gives the same bits, and numpy too
+// (tests/native/quant_reference.py).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -23,13 +25,19 @@ enum class Quant : int {
 
 constexpr int kGroup = 32;
 
+// An exact sum s becomes fp32 without a conversion: adders start at these bits, and what they arrive at is the fp32
+// number kMagic + s (|s| <= 32 * 128 * 128 < 2^22). With a scale that has the 11 bits of fp16, kMagic * scale is exact,
+// so that fma(kMagic + s, scale, -kMagic * scale) is s * scale, rounded once.
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+constexpr int32_t kMagicBits = 0x4b400000;
+
 // 32 values of a row, and what the kernels need of their sum.
 struct QuantGroup {
   int8_t q[kGroup];
   float scale;
-  int32_t minus_128_sum;  // undoes the offset of int8 weights, which are stored as q + 128
-  int32_t minus_8_sum;    // that of int4
-  float scaled_sum;       // scale * sum
+  int32_t start_int8;  // kMagicBits - 128 * sum: undoes the offset of int8 weights, which are stored as q + 128
+  int32_t start_int4;  // kMagicBits - 8 * sum: that of int4
+  float scaled_sum;    // scale * sum
 };
 static_assert(sizeof(QuantGroup) == 48, "rows are laid out by it");
 

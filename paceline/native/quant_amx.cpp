@@ -18,6 +18,13 @@ using paceline::QuantTile;
 
 inline __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
+// A row of sums before any product.
+alignas(64) const int32_t kStart[16] = {
+    paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits,
+    paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits,
+    paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits,
+    paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits, paceline::kMagicBits};
+
 // Half a panel's group as the second operand of a tile product: [8 lines] of signed bytes.
 template <Quant F>
 inline void spread(const uint8_t* w, int8_t* out) {
@@ -41,17 +48,17 @@ inline void spread(const uint8_t* w, int8_t* out) {
 
 template <Quant F, int MR>
 inline void scale_group(const QuantGroup* a, const int32_t* sums, const uint8_t* scales, __m512* out) {
-  const __m512 ws = F == Quant::kInt8Channel ? _mm512_setzero_ps() : halves(scales);
+  const __m512 ws = F == Quant::kInt8Channel ? _mm512_set1_ps(1) : halves(scales);
+  const __m512 offset = _mm512_mul_ps(ws, _mm512_set1_ps(paceline::kMagic));
 #pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
-    const __m512 as = _mm512_set1_ps(a[r].scale);
-    const __m512 s = F == Quant::kInt8Channel ? as : _mm512_mul_ps(ws, as);
-    out[r] = _mm512_add_ps(out[r], _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(sums + r * 16)), s));
+    const __m512 scaled = _mm512_fmsub_ps(_mm512_castsi512_ps(_mm512_load_si512(sums + r * 16)), ws, offset);
+    out[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(a[r].scale), out[r]);
   }
   if constexpr (F == Quant::kInt4Min) {
     const __m512 m = halves(scales + 64);
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) out[r] = _mm512_add_ps(out[r], _mm512_mul_ps(m, _mm512_set1_ps(a[r].scaled_sum)));
+    for (int r = 0; r < MR; ++r) out[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[r].scaled_sum), out[r]);
   }
 }
 
@@ -79,7 +86,7 @@ inline void half_t(const QuantTile& t, int half) {
 #define BEGIN(C, A, B, group)                                                   \
   do {                                                                          \
     if ((group) >= t.groups) break;                                             \
-    _tile_zero(C);                                                              \
+    _tile_loadd(C, kStart, 0);                                                  \
     _tile_loadd(A, t.a + size_t(group) * size_t(t.stride), sizeof(QuantGroup)); \
     written(ready);                                                             \
     _tile_loadd(B, ready + size_t(group) * kSpreadGroup, 64);                   \

@@ -42,7 +42,7 @@ inline void tile_t(const QuantTile& t, int row, int part) {
     const uint8_t* scales = group + 2 * kHalf + part * 16;
     __m256i sum[MR];
 #pragma GCC unroll 4
-    for (int r = 0; r < MR; ++r) sum[r] = _mm256_setzero_si256();
+    for (int r = 0; r < MR; ++r) sum[r] = kInt8 ? _mm256_set1_epi32(paceline::kMagicBits) : _mm256_setzero_si256();
     if constexpr (kInt8) {
       // |w| <= 128 times |a| <= 127: two of them fit 16 bits
 #pragma GCC unroll 2
@@ -69,22 +69,22 @@ inline void tile_t(const QuantTile& t, int row, int part) {
         }
       }
 #pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) sum[r] = _mm256_madd_epi16(sum[r], ones);
-      if constexpr (F == Quant::kInt4)
-#pragma GCC unroll 4
-        for (int r = 0; r < MR; ++r) sum[r] = _mm256_add_epi32(sum[r], _mm256_set1_epi32(a[r].minus_8_sum));
+      for (int r = 0; r < MR; ++r) {
+        const __m256i start = _mm256_set1_epi32(F == Quant::kInt4 ? a[r].start_int4 : paceline::kMagicBits);
+        sum[r] = _mm256_add_epi32(_mm256_madd_epi16(sum[r], ones), start);
+      }
     }
-    const __m256 ws = F == Quant::kInt8Channel ? _mm256_setzero_ps() : halves(scales);
+    const __m256 ws = F == Quant::kInt8Channel ? _mm256_set1_ps(1) : halves(scales);
+    const __m256 offset = _mm256_mul_ps(ws, _mm256_set1_ps(paceline::kMagic));
 #pragma GCC unroll 4
     for (int r = 0; r < MR; ++r) {
-      const __m256 as = _mm256_set1_ps(a[r].scale);
-      const __m256 s = F == Quant::kInt8Channel ? as : _mm256_mul_ps(ws, as);
-      out[r] = _mm256_add_ps(out[r], _mm256_mul_ps(_mm256_cvtepi32_ps(sum[r]), s));
+      const __m256 scaled = _mm256_fmsub_ps(_mm256_castsi256_ps(sum[r]), ws, offset);
+      out[r] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(a[r].scale), out[r]);
     }
     if constexpr (F == Quant::kInt4Min) {
       const __m256 m = halves(scales + 64);
 #pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) out[r] = _mm256_add_ps(out[r], _mm256_mul_ps(m, _mm256_set1_ps(a[r].scaled_sum)));
+      for (int r = 0; r < MR; ++r) out[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(a[r].scaled_sum), out[r]);
     }
   }
   const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(t.w) + part * 8);  // of kInt8Channel
@@ -175,8 +175,8 @@ void quantise_t(const void* x, int k, QuantGroup* out, size_t stride) {
     s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
     const int32_t sum = _mm_cvtsi128_si32(s);
     out->scale = tiny ? 0.0f : amax / 127.0f;
-    out->minus_128_sum = int32_t(0u - 128u * uint32_t(sum));
-    out->minus_8_sum = int32_t(0u - 8u * uint32_t(sum));
+    out->start_int8 = int32_t(uint32_t(paceline::kMagicBits) - 128u * uint32_t(sum));
+    out->start_int4 = int32_t(uint32_t(paceline::kMagicBits) - 8u * uint32_t(sum));
     out->scaled_sum = out->scale * float(sum);
   }
 }

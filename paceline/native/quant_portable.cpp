@@ -1,4 +1,5 @@
 // The quantised kernels in plain C++: their definition.
+#include <cmath>
 #include <cstring>
 
 #include "quant.h"
@@ -6,6 +7,7 @@
 namespace {
 
 using paceline::kGroup;
+using paceline::kMagicBits;
 using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
@@ -28,7 +30,8 @@ float half_to_float(const uint8_t* src) {
 template <Quant F>
 void integer_sums(const QuantGroup& a, const uint8_t* w, int32_t* sum) {
   constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
-  for (int c = 0; c < 16; ++c) sum[c] = kInt8 ? a.minus_128_sum : F == Quant::kInt4 ? a.minus_8_sum : 0;
+  for (int c = 0; c < 16; ++c)
+    sum[c] = kInt8 ? a.start_int8 - kMagicBits : F == Quant::kInt4 ? a.start_int4 - kMagicBits : 0;
   for (int j = 0; j < (kInt8 ? 8 : 4); ++j)
     for (int c = 0; c < 16; ++c) {
       const uint8_t* at = w + j * 64 + c * 4;
@@ -55,9 +58,10 @@ void tile_t(const QuantTile& t) {
         integer_sums<F>(*a, w + half * paceline::quant_half_bytes(F), sum);
         const uint8_t* scales = w + 2 * paceline::quant_half_bytes(F) + half * 32;
         for (int c = 0; c < 16; ++c) {
-          const float s = F == Quant::kInt8Channel ? a->scale : half_to_float(scales + c * 2) * a->scale;
-          acc[c] = acc[c] + float(sum[c]) * s;
-          if (F == Quant::kInt4Min) acc[c] = acc[c] + half_to_float(scales + 64 + c * 2) * a->scaled_sum;
+          const float exact = float(sum[c]);
+          const float scaled = F == Quant::kInt8Channel ? exact : exact * half_to_float(scales + c * 2);
+          acc[c] = std::fma(scaled, a->scale, acc[c]);
+          if (F == Quant::kInt4Min) acc[c] = std::fma(half_to_float(scales + 64 + c * 2), a->scaled_sum, acc[c]);
         }
       }
       for (int c = 0; c < 16; ++c) {
@@ -116,8 +120,8 @@ void quantise(const void* x, bool bf16, int k, QuantGroup* out, size_t stride) {
       sum += uint32_t(int32_t(out->q[i]));
     }
     out->scale = tiny ? 0.0f : amax / 127.0f;
-    out->minus_128_sum = int32_t(0u - 128u * sum);
-    out->minus_8_sum = int32_t(0u - 8u * sum);
+    out->start_int8 = int32_t(uint32_t(kMagicBits) - 128u * sum);
+    out->start_int4 = int32_t(uint32_t(kMagicBits) - 8u * sum);
     out->scaled_sum = out->scale * float(int32_t(sum));
   }
 }

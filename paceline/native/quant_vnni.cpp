@@ -53,9 +53,9 @@ inline void tile_t(const QuantTile& t, int first) {
     for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 2
       for (int v = 0; v < NV; ++v)
-        sum[r][v] = kInt8               ? _mm512_set1_epi32(a[r].minus_128_sum)
-                    : F == Quant::kInt4 ? _mm512_set1_epi32(a[r].minus_8_sum)
-                                        : _mm512_setzero_si512();
+        sum[r][v] = _mm512_set1_epi32(kInt8               ? a[r].start_int8
+                                      : F == Quant::kInt4 ? a[r].start_int4
+                                                          : paceline::kMagicBits);
     if constexpr (kInt8) {
 #pragma GCC unroll 8
       for (int j = 0; j < 8; ++j) {
@@ -89,18 +89,17 @@ inline void tile_t(const QuantTile& t, int first) {
     }
 #pragma GCC unroll 2
     for (int v = 0; v < NV; ++v) {
-      const __m512 ws = F == Quant::kInt8Channel ? _mm512_setzero_ps() : halves(scales + v * 32);
+      const __m512 ws = F == Quant::kInt8Channel ? _mm512_set1_ps(1) : halves(scales + v * 32);
+      const __m512 offset = _mm512_mul_ps(ws, _mm512_set1_ps(paceline::kMagic));
 #pragma GCC unroll 12
       for (int r = 0; r < MR; ++r) {
-        const __m512 as = _mm512_set1_ps(a[r].scale);
-        const __m512 s = F == Quant::kInt8Channel ? as : _mm512_mul_ps(ws, as);
-        out[r][v] = _mm512_add_ps(out[r][v], _mm512_mul_ps(_mm512_cvtepi32_ps(sum[r][v]), s));
+        const __m512 scaled = _mm512_fmsub_ps(_mm512_castsi512_ps(sum[r][v]), ws, offset);
+        out[r][v] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(a[r].scale), out[r][v]);
       }
       if constexpr (F == Quant::kInt4Min) {
         const __m512 m = halves(scales + 64 + v * 32);
 #pragma GCC unroll 12
-        for (int r = 0; r < MR; ++r)
-          out[r][v] = _mm512_add_ps(out[r][v], _mm512_mul_ps(m, _mm512_set1_ps(a[r].scaled_sum)));
+        for (int r = 0; r < MR; ++r) out[r][v] = _mm512_fmadd_ps(m, _mm512_set1_ps(a[r].scaled_sum), out[r][v]);
       }
     }
   }
@@ -201,10 +200,12 @@ inline void quantise_four(const void* x, int from, int k, int groups, QuantGroup
   const __m128i sums = reduce(wide, [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); });
   const __m128i minus = _mm_sub_epi32(_mm_setzero_si128(), sums);
   __m128 scale = _mm_maskz_div_ps(normal, most, _mm_set1_ps(127.0f));
-  __m128 offset8 = _mm_castsi128_ps(_mm_slli_epi32(minus, 7)), offset4 = _mm_castsi128_ps(_mm_slli_epi32(minus, 3));
+  const __m128i magic = _mm_set1_epi32(paceline::kMagicBits);
+  __m128 start8 = _mm_castsi128_ps(_mm_add_epi32(magic, _mm_slli_epi32(minus, 7)));
+  __m128 start4 = _mm_castsi128_ps(_mm_add_epi32(magic, _mm_slli_epi32(minus, 3)));
   __m128 scaled = _mm_mul_ps(scale, _mm_cvtepi32_ps(sums));
-  _MM_TRANSPOSE4_PS(scale, offset8, offset4, scaled);  // the fields behind q, group by group
-  const __m128 fields[4] = {scale, offset8, offset4, scaled};
+  _MM_TRANSPOSE4_PS(scale, start8, start4, scaled);  // the fields behind q, group by group
+  const __m128 fields[4] = {scale, start8, start4, scaled};
 #pragma GCC unroll 4
   for (int g = 0; g < 4; ++g)
     if (g < groups) _mm_storeu_ps(&out[size_t(g) * stride].scale, fields[g]);

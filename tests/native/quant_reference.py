@@ -81,16 +81,27 @@ def read_rows(name: str, rows: np.ndarray, k: int) -> Stored:
     return Stored(q - 8, half(0), zero, False) if name == "INT4" else Stored(q, half(0), half(2), False)
 
 
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of fp32 arrays, rounded once. The product is exact in fp64. The sum is rounded there to odd: to the
+    neighbour with an odd last bit unless it is exact, so that rounding to fp32 sees on which side of a tie it lies."""
+    product, addend = np.broadcast_arrays(a.astype(np.float64) * b, c.astype(np.float64))
+    total = product + addend
+    part = total - product  # Knuth's exact error of the sum
+    error = (product - (total - part)) + (addend - part)
+    beyond = np.where(error > 0, np.inf, -np.inf)  # where the exact sum lies
+    even = (total.view(np.int64) & 1) == 0
+    return np.where((error != 0) & even, np.nextafter(total, beyond), total).astype(F32)
+
+
 def product(x: np.ndarray, name: str, rows: np.ndarray) -> np.ndarray:
     """fp32 [x rows, n]: x [rows, k] fp32 times a stored weight."""
     a, w = quantise_rows(x), read_rows(name, rows, x.shape[1])
     out = np.zeros((len(x), len(rows)), F32)
     for g in range(a.scale.shape[1]):
         exact = (a.q[:, g] @ w.q[:, g].T).astype(F32)
-        scale = np.broadcast_to(a.scale[:, g, None], out.shape)
-        out = out + exact * (scale if w.channel else w.scale[None, :, g] * scale)
+        out = fma(exact if w.channel else exact * w.scale[None, :, g], a.scale[:, g, None], out)
         if name == "INT4_MIN":
-            out = out + w.minimum[None, :, g] * (a.scale[:, g] * a.q[:, g].sum(1).astype(F32))[:, None]
+            out = fma(w.minimum[None, :, g], (a.scale[:, g] * a.q[:, g].sum(1).astype(F32))[:, None], out)
     return out * w.scale[None, :, 0] if w.channel else out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,25 @@ def product(isa: str, weight: _native.Packed, x: np.ndarray, *, threads: int = 1
     plan = Path(isa, f32, threads).plan(max_rows=max(64, len(x)))
     plan.linear(buffer(plan, "INPUT", weight.k), buffer(plan, "LOGITS", weight.n), weight, convert=True, selected=True)
     return run_rows(plan, x, weight.n)
+
+
+def test_fma_of_the_definition_rounds_once():
+    """Against exact fractions: also ties that only a bit far below decides, cancellation and subnormal products."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=4000).astype(np.float32) for _ in range(2))
+    c = (rng.normal(size=4000) * 2.0 ** rng.integers(-60, 60, 4000)).astype(np.float32)
+    c[::4] = -(a[::4].astype(np.float64) * b[::4]).astype(np.float32)  # all but cancels
+    a[1::8], b[1::8], c[1::8] = np.float32(1 + 2**-12), np.float32(1 + 2**-12), np.float32(2.0**-70)  # a tie but for c
+    c[1::16] *= -1
+    a[2::8] *= np.float32(2.0**-130)
+    got = ref.fma(a, b, c)
+    for x, y, z, value in zip(*(v.tolist() for v in (a, b, c, got)), strict=True):
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        near = [Fraction(float(v)) for v in (np.nextafter(np.float32(value), s) for s in np.float32([-np.inf, np.inf]))]
+        error = abs(exact - Fraction(value))
+        assert all(error <= abs(exact - n) for n in near)
+        if any(error == abs(exact - n) for n in near):
+            assert np.float32(value).view(np.int32) % 2 == 0
 
 
 sizes = st.tuples(st.integers(1, 40), st.integers(1, 200), st.integers(1, 140))
@@ -57,6 +77,30 @@ def test_every_row_count_gives_the_bits_of_one_row(isa, name):
     for threads in (2, 3, 5):
         for rows in (1, 16, 40):
             assert same_bits(product(isa, weight, x[:rows], threads=threads), alone[:rows]), f"{rows} rows, {threads}"
+
+
+@every_path
+@every_format
+@pytest.mark.parametrize("scale", [6e-8, 1e-2, 65504.0])
+def test_the_largest_sums_and_scales_are_exact(isa, name, scale):
+    """Every code and every activation at its end, of either sign, with scales at the ends of fp16."""
+    n, k, rows = 33, 96, 17
+    weight = ref.random_stored(name, n, k, np.random.default_rng(3)).reshape(n, -1)
+    if name == "INT8_CHANNEL":
+        weight[:, :4] = np.full((n, 1), scale, np.float32).view(np.uint8)
+        weight[:, 4:] = np.where(np.arange(n) % 2, 127, 128)[:, None]
+    else:
+        blocks = weight.reshape(n, k // 32, -1)
+        heads = 2 if name == "INT4_MIN" else 1
+        codes = (127, 128) if name == "INT8" else (0, 255)
+        blocks[:, :, : 2 * heads] = np.full((n, k // 32, heads), scale, np.float16).view(np.uint8)
+        blocks[:, :, 2 * heads :] = np.where(np.arange(n) % 2, *codes)[:, None, None]
+    x = np.where(np.arange(rows) % 2, 1.0, -1.0)[:, None] * np.ones((rows, k))
+    x = (x * 10.0 ** np.arange(-8, 9)[:, None]).astype(np.float32)
+    want = ref.product(x, name, weight)
+    assert np.isfinite(want).all()
+    for count in (1, rows):
+        assert same_bits(product(isa, ref.pack(name, weight, k=k), x[:count]), want[:count])
 
 
 @every_path
@@ -209,7 +253,8 @@ def test_rows_are_quantised_alike_on_every_path(isa, k, seed, exponent, zeros):
     rest = np.ascontiguousarray(records[:, :, 32:])
     assert same_bits(rest.view(np.float32)[:, :, 0], want.scale)
     total = want.q.sum(2)
-    assert (rest.view(np.int32)[:, :, 1] == -128 * total).all() and (rest.view(np.int32)[:, :, 2] == -8 * total).all()
+    starts = rest.view(np.int32)[:, :, 1:3] - np.float32(1.5 * 2**23).view(np.int32)
+    assert (starts[:, :, 0] == -128 * total).all() and (starts[:, :, 1] == -8 * total).all()
     assert same_bits(rest.view(np.float32)[:, :, 3], want.scale * total.astype(np.float32))
 
 
