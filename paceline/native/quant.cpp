@@ -106,7 +106,7 @@ bool quantise_block(Quant f, const float* x, int n, uint8_t* out) {
 
 #if defined(PACELINE_AMX)
 // Measured on a Xeon of the fourth generation or later, two threads that stream weights: with 8 rows 1.07 of the time,
-// with 9 and 10 alike, with 11 and 12 0.95 to 0.97, with 16 0.8.
+// with 9 and 10 alike, with 11 and 12 0.95 to 0.97.
 constexpr int kWideRows = 12;
 
 const QuantKernels& amx_quant() {
