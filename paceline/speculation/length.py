@@ -8,17 +8,15 @@ other requests of the same drafter showed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from operator import mul
 
+from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance
+from paceline.speculation.allotment import admitted, best_lengths, likeliest, slot_worths, survivals_of
 from paceline.speculation.cost_table import KNOTS, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
-PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
-FORGET = 0.97  # weight of a request's past at each of its drafts
-PRIOR_FORGET = 0.999  # of what all requests showed
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
@@ -46,158 +44,11 @@ MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
-@dataclass(slots=True)
-class Acceptance:
-    """Conditional acceptance per position, with exponential forgetting: tries and hits of the drafts so far."""
-
-    tries: list[float] = field(default_factory=list)
-    hits: list[float] = field(default_factory=list)
-
-    def observe(self, drafted: int, accepted: int, forget: float = 1.0) -> None:
-        """A draft of `drafted` tokens of which the first `accepted` were kept."""
-        if forget != 1.0:
-            self.fade(forget)
-        reached = min(drafted, accepted + 1)  # positions that were put to the test
-        while len(self.tries) < reached:
-            self.tries.append(0.0)
-            self.hits.append(0.0)
-        for j in range(reached):
-            self.tries[j] += 1.0
-            self.hits[j] += j < accepted
-
-    def fade(self, share: float) -> None:
-        """Keep this share of the weight of what was seen."""
-        self.tries = [x * share for x in self.tries]
-        self.hits = [x * share for x in self.hits]
-
-    def expect(self, first: int, chances: Sequence[float], forget: float = 1.0) -> None:
-        """Drafts behind the first `first`, all of which were kept, that were not put to the test: counted by their
-        calibrated chances, so that what was left out because it was doubtful does not look good."""
-        if forget != 1.0:
-            self.fade(forget)
-        missing = first + len(chances) - len(self.tries)
-        self.tries += [0.0] * missing
-        self.hits += [0.0] * missing
-        reached = 1.0
-        for j, chance in enumerate(chances, first):
-            self.tries[j] += reached
-            reached *= chance
-            self.hits[j] += reached
-
-    def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
-        """Chance that each of `length` positions is kept; positions never tried follow the one before."""
-        out, alive, last = [], 1.0, 0.7
-        for j in range(length):
-            tries = self.tries[j] if j < len(self.tries) else 0.0
-            hits = self.hits[j] if j < len(self.hits) else 0.0
-            base = last
-            if prior is not None and j < len(prior.tries) and prior.tries[j] > 0:
-                base = (prior.hits[j] + last) / (prior.tries[j] + 1.0)
-            last = (hits + PRIOR_WEIGHT * base) / (tries + PRIOR_WEIGHT)
-            alive *= last
-            out.append(alive)
-        return out
-
-
-def _by_survival(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
-    """All drafts as (-survival, request, position), those that are most likely to be kept first."""
-    return sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
-
-
-def _allot(drafts: Sequence[tuple[float, int, int]], requests: int) -> list[int]:
-    """How many of these drafts each request has."""
-    lengths = [0] * requests
-    for _, i, _ in drafts:
-        lengths[i] += 1
-    return lengths
-
-
-def best_lengths(
-    survivals: Sequence[Sequence[float]],
-    verify: Costs,
-    draft: Callable[[int], float],
-    other_rows: int = 0,
-    found: Sequence[bool] = (),
-    margin: float = 0.0,
-) -> tuple[list[int], float]:
-    """Draft lengths, one per request, that maximise expected committed tokens per second of the whole step, and how
-    many times those of a plain step that is.
-
-    survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
-    be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
-    pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
-    once whatever the drafts do. found: requests whose drafts are at hand and take no time. Draft tokens are admitted in
-    order of their survival, as many as make the ratio largest. margin: what it takes beyond the ratio of a plain step
-    for drafts to be made at all, as a share of it.
-    """
-    rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    plain = rows / verify.seconds(rows)
-    best, best_rate = 0, (1.0 + margin) * plain
-    expected, drawn = float(rows), 0
-    for n, (negative, i, _) in enumerate(order, 1):
-        expected -= negative
-        drawn += not (found and found[i])
-        rate = expected / ((draft(drawn) if drawn else 0.0) + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals)), best_rate / plain if best else 1.0
-
-
 def _margin(requests: int) -> float:
     """What drafts for so many requests have to bring beyond what costs say. With several requests, plain steps left to
     themselves were measured to take 15 % less time than those between drafted ones, which is what is known of them; and
     requests that end together share a pass for the prompts behind them, which drafts break up."""
     return MARGIN * min(requests - 1, MARGIN_REQUESTS)
-
-
-def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
-    """Draft lengths of so many drafts in all, those most likely to be kept, and how many will be on average."""
-    order = _by_survival(survivals)[:drafts]
-    return _allot(order, len(survivals)), -sum(negative for negative, _, _ in order)
-
-
-def verified_lengths(
-    chances: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0
-) -> list[int]:
-    """How many of the drafts of each request to verify, now that they are made and their chances known.
-
-    chances[i][j]: chance that draft j + 1 of request i is kept if those before it are. Maximises expected committed
-    tokens over (draft_seconds + seconds of the pass): Algorithm 1 of DSpark (arXiv 2607.05147) without its early stop,
-    which only sampling with the drafter's own noise needs. other_rows: as for `best_lengths`.
-    """
-    return _admitted(survivals_of(chances), verify, draft_seconds, other_rows)
-
-
-def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
-    """Chance of each draft that it is kept together with those before it. trust: how many of the drafts that such
-    chances promised came."""
-    return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
-
-
-def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
-    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
-    its row costs; a draft for which that is too much is not verified, and saves nothing."""
-    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
-
-
-def tree_sizes(trees: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int = 0) -> list[int]:
-    """How many nodes of each request's tree to verify: as `verified_lengths`, with trees[i] the nodes' own chances, in
-    the order in which they would be added."""
-    return _admitted(trees, verify, draft_seconds, other_rows)
-
-
-def _admitted(survivals: Sequence[Sequence[float]], verify: Costs, draft_seconds: float, other_rows: int) -> list[int]:
-    """Drafts in order of survival, as many as make expected tokens per second largest; their number per request."""
-    rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
-    for n, (negative, _, _) in enumerate(order, 1):
-        expected -= negative
-        rate = expected / (draft_seconds + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals))
 
 
 def _no_seconds(_: int) -> float:
@@ -498,7 +349,7 @@ class DraftLengthPolicy:
         chances: Sequence[Sequence[float]],
         other_rows: int = 0,
     ) -> None:
-        """Cut drafts, in place, to what is worth verifying; see `verified_lengths`. The chances are taken to be as
+        """Cut drafts, in place, to what is worth verifying; see `admitted`. The chances are taken to be as
         wrong as they have been so far."""
         made = [row for row in drafts if row]
         if not made:
@@ -506,7 +357,7 @@ class DraftLengthPolicy:
         promised, kept = self._trust
         survivals = survivals_of(chances, kept / promised)
         paid, rows = self._draft_seconds(len(made), sum(map(len, made))), len(requests) + other_rows
-        lengths = _admitted(survivals, self.verify, paid, other_rows)
+        lengths = admitted(survivals, self.verify, paid, other_rows)
         now = paid + self.verify.seconds(rows + sum(lengths))
         planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
         self._weigh_slots([row for row in survivals if row], rows)
@@ -543,7 +394,7 @@ class DraftLengthPolicy:
         chances are taken to be as wrong as they have been so far."""
         said, kept = self._tree_trust
         chances = [[kept / said * c for c in tree.chances] for tree in trees.values()]
-        sizes = tree_sizes(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
+        sizes = admitted(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
         for request, row, size in zip(trees, chances, sizes, strict=True):
             if not size:
                 self._cut[request] = row[:1]

@@ -15,8 +15,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from paceline.sampling import SamplerMode
+from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance
 from paceline.speculation.drafting import Proposal, SequenceView
-from paceline.speculation.length import FORGET, PRIOR_FORGET, Acceptance
 
 _TOKEN_BITS = 32  # an n-gram is one integer: its token ids side by side
 

@@ -9,14 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.allotment import best_lengths
 from paceline.speculation.cost_table import CostCurve, CostTable, Pace, rising
-from paceline.speculation.length import (
-    GIVE_UP_AFTER,
-    PROBE_SHARE,
-    Acceptance,
-    DraftLengthPolicy,
-    best_lengths,
-)
+from paceline.speculation.length import GIVE_UP_AFTER, PROBE_SHARE, DraftLengthPolicy
 
 
 def table(times: dict[int, float]) -> CostTable:

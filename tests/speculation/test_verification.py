@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.allotment import admitted, slot_worths, survivals_of
 from paceline.speculation.cost_table import CostTable
-from paceline.speculation.length import (
-    Acceptance,
-    DraftLengthPolicy,
-    slot_worths,
-    survivals_of,
-    verified_lengths,
-)
+from paceline.speculation.length import DraftLengthPolicy
 
 
 def table(times: dict[int, float]) -> CostTable:
@@ -40,20 +36,20 @@ def test_the_prefixes_are_the_best_of_all(seed: int, requests: int, other_rows: 
             expected += sum(reduce(lambda a, b: a * b, row[: j + 1]) for j in range(length))
         return expected / (paid + costs.seconds(requests + other_rows + sum(lengths)))
 
-    chosen = tuple(verified_lengths(chances, costs, paid, other_rows))
+    chosen = tuple(admitted(survivals_of(chances), costs, paid, other_rows))
     every = itertools.product(*(range(len(row) + 1) for row in chances))
     assert rate(chosen) == pytest.approx(max(map(rate, every)))
 
 
 def test_doubtful_drafts_are_left_out_and_sure_ones_kept() -> None:
     costs = table({rows: 1.0 + 0.1 * rows for rows in range(1, 20)})
-    assert verified_lengths([[0.99, 0.99, 0.02, 0.99]], costs, 0.2) == [2]
-    assert verified_lengths([[0.99] * 4], costs, 0.2) == [4]
-    assert verified_lengths([[0.01] * 4], costs, 0.2) == [0]
-    assert verified_lengths([[0.9, 0.9], [0.01, 0.9], []], costs, 0.2) == [2, 0, 0]
+    assert admitted(survivals_of([[0.99, 0.99, 0.02, 0.99]]), costs, 0.2) == [2]
+    assert admitted(survivals_of([[0.99] * 4]), costs, 0.2) == [4]
+    assert admitted(survivals_of([[0.01] * 4]), costs, 0.2) == [0]
+    assert admitted(survivals_of([[0.9, 0.9], [0.01, 0.9], []]), costs, 0.2) == [2, 0, 0]
     dear = table({rows: float(rows) for rows in range(1, 20)})
-    assert verified_lengths([[0.9] * 4], dear, 0.0) == [0]
-    assert verified_lengths([[0.9] * 4], dear, 3.0)[0] > 0, "a draft that is paid is used"
+    assert admitted(survivals_of([[0.9] * 4]), dear, 0.0) == [0]
+    assert admitted(survivals_of([[0.9] * 4]), dear, 3.0)[0] > 0, "a draft that is paid is used"
 
 
 def policy() -> DraftLengthPolicy:
