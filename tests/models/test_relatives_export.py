@@ -44,7 +44,7 @@ WALKS = {
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(**{**{name: getattr(SHAPE, name) for name in SHAPE.__slots__}, "tied": request.param})
     folder = write_target(tmp_path_factory.mktemp("target"), shape, tokenizer=True)
-    # values that bf16 holds, as files do: rows of a head quantised from a file then equal rows of the target's that runs
+    # values that bf16 holds, as files do: a head quantised from a file then equals rows of the target's that runs
     bits = {name: x.view(np.uint32) & 0xFFFF0000 for name, x in load_file(folder / "model.safetensors").items()}
     save_file({name: x.view(np.float32) for name, x in bits.items()}, str(folder / "model.safetensors"))
     return folder
