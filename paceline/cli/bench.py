@@ -287,12 +287,18 @@ def bench(
         print(line, file=sys.stderr)
     rows: list[dict[str, Any]] = []
     outputs: list[dict[str, Any]] = []
-    with step_progress("Measuring", grid.total_steps(stages, sets, repeats)) as advance:
-        for found, new in grid.run_grid(stages, sets, params, repeats, advance):
-            rows += new
-            outputs += figures.output_rows(found, found.dataset if len(sets) > 1 else None)
-    if output is not None:
-        report.write_json(output, rows)
+    interrupted = False
+    try:
+        with step_progress("Measuring", grid.total_steps(stages, sets, repeats)) as advance:
+            for found, new in grid.run_grid(stages, sets, params, repeats, advance):
+                rows += new
+                outputs += figures.output_rows(found, found.dataset if len(sets) > 1 else None)
+                if output is not None:  # on the way, so that a run of minutes that is ended leaves what it measured
+                    report.write_json(output, rows)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        interrupted = True
     if save_outputs is not None:
         report.write_jsonl(save_outputs, outputs)
     if report_files:
@@ -315,6 +321,11 @@ def bench(
     for line in report.warning_lines(rows):
         print(f"Warning: {line}", file=sys.stderr)
     _fail_on(rows, opened)
+    if interrupted:
+        print(
+            "Interrupted: these are the prompt sets and numbers of requests that were measured whole", file=sys.stderr
+        )
+        raise typer.Exit(130)
 
 
 def _settings(prompts: int, output_len: int, temperature: float, repeats: str) -> str:

@@ -5,6 +5,7 @@ import json
 import pytest
 from fakes.openai_server import FakeServer
 
+from paceline.bench import grid
 from paceline.bench import kernels as bench_kernels
 from paceline.bench.figures import RESULT_KEYS
 
@@ -59,6 +60,29 @@ def test_several_sets_share_a_run_and_their_outputs_say_which(paceline, llm, row
     ]
     outputs = [json.loads(line) for line in ids.read_text().splitlines()]
     assert [(o["dataset"], o["index"]) for o in outputs] == [(str(rows), i) for i in range(3)] + [(str(other), 0)]
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_an_interrupted_run_leaves_what_it_measured(paceline, llm, rows, tmp_path, monkeypatch, parts):
+    real, result, ids = grid.run_grid, tmp_path / "result.json", tmp_path / "ids.jsonl"
+
+    def cut(*args):
+        for n, part in enumerate(real(*args)):
+            if n == parts:
+                raise KeyboardInterrupt
+            yield part
+
+    monkeypatch.setattr(grid, "run_grid", cut)
+    ran = paceline(
+        *("bench", "-d", str(rows), "-k", "0,4", "-c", "1,2,3", "--output", str(result), "--save-outputs", str(ids)),
+    )
+    assert ran.code == 130
+    if not parts:
+        assert not result.exists() and not ran.out
+        return
+    assert "Interrupted: " in ran.err and "speed-up" in ran.out
+    assert [row["concurrency"] for row in json.loads(result.read_text())] == [1, 1, 2, 2][: 2 * parts]
+    assert len(ids.read_text().splitlines()) == [0, 6, 14][parts]
 
 
 def test_options_reach_the_engine(paceline, llm, rows):
