@@ -322,9 +322,7 @@ def bench(
         print(f"Warning: {line}", file=sys.stderr)
     _fail_on(rows, opened)
     if interrupted:
-        print(
-            "Interrupted: these are the prompt sets and numbers of requests that were measured whole", file=sys.stderr
-        )
+        print("Interrupted: this is what was measured whole, prompt set by prompt set", file=sys.stderr)
         raise typer.Exit(130)
 
 

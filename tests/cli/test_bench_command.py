@@ -80,9 +80,9 @@ def test_an_interrupted_run_leaves_what_it_measured(paceline, llm, rows, tmp_pat
     if not parts:
         assert not result.exists() and not ran.out
         return
-    assert "Interrupted: " in ran.err and "speed-up" in ran.out
+    assert "Interrupted: " in ran.err and "outputs equal those of k = 0." in ran.out
     assert [row["concurrency"] for row in json.loads(result.read_text())] == [1, 1, 2, 2][: 2 * parts]
-    assert len(ids.read_text().splitlines()) == [0, 6, 14][parts]
+    assert len(ids.read_text().splitlines()) == 6 * parts
 
 
 def test_options_reach_the_engine(paceline, llm, rows):
