@@ -96,8 +96,8 @@ class Group(typer.core.TyperGroup):
     known: Mapping[str, str] = COMMANDS
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if self.params:
-            _check_short(self, ctx, args if args[:1] and args[0].startswith("-") else [])
+        if args and args[0].startswith("-"):  # else they are a command's
+            _check_short(self, ctx, args)
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

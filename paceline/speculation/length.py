@@ -131,17 +131,25 @@ class DraftLengthPolicy:
         showed on average; 0 where it would not pay, or where so many requests would not draft although it would a
         little. A token more is worth what a token of such a step takes."""
         survival = self.overall.survival(limit)
-        if rows > 1:
-            all_draft = partial(self._draft_seconds, rows)
-            drafts, _ = best_lengths([survival] * rows, self.verify, all_draft, margin=_margin(rows))
-            if not any(drafts):
-                return 0.0
+        if rows > 1 and not self._all_pay(survival, rows):
+            return 0.0
         (length,), _ = best_lengths([survival], self.verify, partial(self._draft_seconds, 1), rows - 1)
         if not length:
             return 0.0
         plain, more = self.verify.seconds(rows), sum(survival[:length])
         price = self.verify.seconds(rows + length) + self._draft_seconds(1, length) - plain
         return max(0.0, more * plain / rows - price) / (1.0 + more)
+
+    def _all_pay(self, survival: Sequence[float], rows: int) -> bool:
+        """Whether drafts of some length for each of so many requests, as good as on average, are worth their margin.
+        Asked for every request that a drafter has not followed, at every step: so lengths are the same for all."""
+        least = (1.0 + _margin(rows)) / self.verify.seconds(rows)
+        kept = accumulate(survival, initial=1.0)
+        return any(
+            tokens / (self.verify.seconds(rows * (1 + n)) + self._draft_seconds(rows, rows * n)) > least
+            for n, tokens in enumerate(kept)
+            if n
+        )
 
     def _choose(
         self, requests: Sequence[int], limits: Sequence[int], rows: int, found: Sequence[Sequence[float]]
