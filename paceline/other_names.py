@@ -47,21 +47,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (True, False),
 }
-# field of another engine's SamplingParams -> remedy
-SAMPLING_FIELDS: dict[str, str] = {
-    "allowed_token_ids": "is not supported; use logit_bias, or structured_outputs with choices",
+# fields of sampling that vLLM has, here and over HTTP -> why not, and what instead
+UNSUPPORTED_SAMPLING: dict[str, str] = {
+    "allowed_token_ids": "is not supported; use logit_bias",
     "bad_words": "is not supported; use logit_bias for single tokens",
     "best_of": "is not supported; ask for n choices and choose yourself",
-    "do_sample": "use temperature=0 for greedy decoding, a higher one to sample",
-    "guided_decoding": "use structured_outputs",
-    "logits_processors": "is not supported; use logit_bias or structured_outputs",
-    "max_new_tokens": "use max_tokens",
-    "max_length": "use max_tokens, which counts the output alone",
-    "n_predict": "use max_tokens",
+    "logits_processors": "is not supported",
     "prompt_logprobs": "is not supported; logprobs are of output tokens",
-    "stop_sequences": "use stop",
     "truncate_prompt_tokens": "is not supported; shorten the prompt",
     "use_beam_search": "is not supported; leave it out",
+}
+# field of another engine's SamplingParams -> remedy
+SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
+    "do_sample": "use temperature=0 for greedy decoding, a higher one to sample",
+    "guided_decoding": "use structured_outputs",
+    "max_length": "use max_tokens, which counts the output alone",
+    "max_new_tokens": "use max_tokens",
+    "n_predict": "use max_tokens",
+    "stop_sequences": "use stop",
 }
 
 

@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paceline.other_names import UNSUPPORTED_SAMPLING
 from paceline.server.errors import ApiError
 from paceline.values import shown
 
@@ -33,17 +34,10 @@ ACCEPTED = frozenset(
 )
 
 # Known fields without support, and what to do about it.
-REFUSED: Mapping[str, str] = {
-    "best_of": "is not supported; ask for n choices and choose yourself",
+REFUSED: Mapping[str, str] = UNSUPPORTED_SAMPLING | {
     "suffix": "is not supported; this is no fill-in-the-middle endpoint",
-    "use_beam_search": "is not supported; leave it out",
     "length_penalty": "belongs to beam search, which is not supported; leave it out",
     "early_stopping": "belongs to beam search, which is not supported; leave it out",
-    "prompt_logprobs": "is not supported; logprobs are of output tokens",
-    "bad_words": "is not supported; use logit_bias for single tokens",
-    "allowed_token_ids": "is not supported; use logit_bias",
-    "logits_processors": "is not supported",
-    "truncate_prompt_tokens": "is not supported; shorten the prompt",
     "chat_template": "of a request is not accepted; the operator sets one with --chat-template",
     "documents": "is not supported; put documents into the messages",
     "return_tokens_as_token_ids": "is not supported; use return_token_ids",
