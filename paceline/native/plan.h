@@ -96,15 +96,6 @@ struct Batch {
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
 
-struct Range {
-  int begin, end;
-};
-
-// The part of [0, n) that falls to thread `tid`.
-inline Range share(int n, int tid, int threads) {
-  return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
-}
-
 // plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`.
 void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows);
 

@@ -188,8 +188,8 @@ void draw_shared(Pass& pass, paceline::ThreadPool& pool, const std::vector<Sampl
   for (size_t i = 0; i < states.size(); ++i)
     for (size_t j = 0; j < count(i); ++j) rows.emplace_back(states[i], j);
   pool.run([&](int tid) {
-    const size_t threads = size_t(pool.size()), first = rows.size() * size_t(tid) / threads;
-    for (size_t r = first; r < rows.size() * size_t(tid + 1) / threads; ++r) {
+    const paceline::Range mine = paceline::share(int(rows.size()), tid, pool.size());
+    for (size_t r = size_t(mine.begin); r < size_t(mine.end); ++r) {
       const SamplingState& state = *rows[r].first;
       const NoiseKey noise = state.noise(Stream::kGumbel, int64_t(rows[r].second));
       out[r] = pass.token(draw_coupled(pass.view(r, state), state.warp, noise));

@@ -10,6 +10,15 @@
 
 namespace paceline {
 
+struct Range {
+  int begin, end;
+};
+
+// The part of [0, n) that falls to thread `tid`.
+inline Range share(int n, int tid, int threads) {
+  return {int(int64_t(n) * tid / threads), int(int64_t(n) * (tid + 1) / threads)};
+}
+
 // Waiting spins for a bounded time (the next step of a pass is microseconds away), then parks in the kernel.
 class Event {
  public:
