@@ -237,7 +237,8 @@ def test_parsers_can_be_switched_off(thinker_folder):
     with live(open_llm(thinker_folder), tool_call_parser="none", reasoning_parser="none") as server:
         answer = server.post(CHAT, **BASE[CHAT], tools=TOOLS)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
-        message = server.ok(CHAT, **BASE[CHAT], chat_template_kwargs={"open": True})["choices"][0]["message"]
+        answer = server.ok(CHAT, **BASE[CHAT], temperature=0, min_tokens=2, chat_template_kwargs={"open": True})
+        message = answer["choices"][0]["message"]
         assert "reasoning" not in message and message["content"]
 
 
