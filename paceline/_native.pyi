@@ -11,6 +11,7 @@ KEYS_PER_BLOCK: int = 16
 MIN_INT8_HEAD_DIM: int = 8
 
 def best_isa() -> str: ...
+def default_isa() -> str: ...
 def amx_refused() -> str | None:
     """None where this process may use AMX (the system is asked once), else why not, as a clause."""
 

@@ -79,7 +79,7 @@ def choose_threads(threads: int | None) -> int:
 
 
 def choose_isa(name: str = "") -> str:
-    """The kernel path: `name`, else PACELINE_ISA, else the best here. Raises ConfigError if it cannot run here."""
+    """The kernel path: `name`, else PACELINE_ISA, else the fastest here. Raises ConfigError if it cannot run here."""
     if not isinstance(name, str) or "\0" in name:
         raise ConfigError(f"isa: {name!r} is not the name of a path; leave it unset for the best one")
     try:
@@ -90,7 +90,7 @@ def choose_isa(name: str = "") -> str:
 
 def missed_isa(isa: str) -> str | None:
     """Why the processor's best kernels are not those of `isa`, where nobody chose that: AMX that may not be used."""
-    if os.environ.get("PACELINE_ISA") or isa != _native.best_isa():
+    if os.environ.get("PACELINE_ISA") or isa != _native.default_isa():
         return None
     why = _native.amx_refused()
     return why if why and why.startswith("the processor has AMX") else None

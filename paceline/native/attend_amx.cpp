@@ -340,21 +340,7 @@ void attend_tiles(const AttentionArgs& p, const QueryTile& t, const int32_t* tab
 
 void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
   if (has_tiles(p)) return attend_tiles(p, t, table, p0, p1, state);
-  const int most = other().max_query_tile, parts = (t.count + most - 1) / most;
-  const size_t ld = size_t(kStateHead) + size_t((p.head_dim + 15) / 16 * 16);
-  for (int i = 0; i < parts; ++i) {
-    const int from = t.count * i / parts;
-    QueryTile part{};
-    part.kv_head = t.kv_head;
-    part.count = t.count * (i + 1) / parts - from;
-    for (int j = 0; j < part.count; ++j) {
-      part.row[j] = t.row[from + j];
-      part.head[j] = t.head[from + j];
-      part.first[j] = t.first[from + j];
-      part.last[j] = t.last[from + j];
-    }
-    other().attend(p, part, table, p0, p1, state + size_t(from) * ld);
-  }
+  other().attend(p, t, table, p0, p1, state);
 }
 
 void finish(const AttentionArgs& p, const float* state, int row, int head) {

@@ -18,6 +18,11 @@ namespace paceline {
 namespace {
 
 #if defined(__x86_64__)
+unsigned vendor() {  // a part of its name: the signature_*_ecx of cpuid.h
+  unsigned a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) ? c : 0;
+}
+
 const char* ask_for_amx() {
   unsigned a, b, c, d;
   constexpr unsigned bits = 1u << 24 | 1u << 22 | 1u << 25;  // amx-tile, amx-bf16, amx-int8
@@ -42,7 +47,7 @@ const Kernels& amx_kernels() {
   static const Kernels kernels = [] {
     Kernels k = kAvx512Bf16Kernels;
     k.name = "amx";
-    k.max_query_tile = kMaxQueryTile;
+    k.query_tile = kMaxQueryTile;
     k.gemm = amx_gemm;
     k.attend = amx_attend;
     k.finish = amx_finish;
@@ -80,11 +85,20 @@ const char* best_isa() {
   return "portable";
 }
 
+// Measured on a Xeon of the fourth generation: a bf16 dot product is issued every fourth cycle, two fused
+// multiply-adds, each half as much, every cycle. On Zen 4 it is the other way round, and faster on Zen 5.
+const char* default_isa() {
+  const std::string best = best_isa();
+#if defined(__x86_64__)
+  if (best == "avx512_bf16" && vendor() == signature_INTEL_ecx) return "avx512";
+#endif
+  return best_isa();
+}
+
 bool far_prefetch_pays() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
-  const bool amd = __get_cpuid(0, &a, &b, &c, &d) && c == signature_AMD_ecx;
-  return amd && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 0x19;
+  return vendor() == signature_AMD_ecx && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 0x19;
 #else
   return false;
 #endif
@@ -104,7 +118,7 @@ const Kernels& kernels_for(const char* name) {
   };
   const std::string best = best_isa();
   const char* env = std::getenv("PACELINE_ISA");
-  const std::string want = name && *name ? name : env && *env ? env : best;
+  const std::string want = name && *name ? name : env && *env ? env : default_isa();
   for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); ++i) {
     if (want == order[i]) return *tables[i];
     if (best == order[i]) break;

@@ -98,7 +98,8 @@ struct QueryTile {
 
 struct Kernels {
   const char* name;
-  int max_query_tile;
+  int max_query_tile;  // vectors that `attend` takes at once
+  int query_tile;      // of which it works on so many at a time: smaller tiles cost, larger ones only read less often
   bool bf16_dot;
   void (*gemm)(const GemmArgs&);
   // sums [mr][panels * 32] of rows from `row` and of `panels` panels (1 or 2) -> what g.epilogue makes of them
@@ -128,9 +129,10 @@ extern const Kernels kAvx512Kernels;
 extern const Kernels kAvx512Bf16Kernels;
 #endif
 
-// The path for this process: PACELINE_ISA or the best that the processor offers. Throws std::runtime_error.
+// The path for this process: `name`, PACELINE_ISA or default_isa(). Throws std::runtime_error.
 const Kernels& kernels_for(const char* name);
-const char* best_isa();
+const char* best_isa();     // the last that runs here, of those that include one another
+const char* default_isa();  // the fastest here
 // Whether wide tiles gain from prefetches into the second-level cache (GemmArgs::far_prefetch): measured on Zen 4,
 // where they do, and Zen 5, where they cost. Elsewhere: no.
 bool far_prefetch_pays();

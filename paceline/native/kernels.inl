@@ -5,6 +5,8 @@
 // order; sums over a row use fixed lanes and a fixed tree. Keep it so: every new shape must walk in the same order.
 //
 // Everything lives in an unnamed namespace: see kernels.h.
+#include <utility>
+
 #include "kernels.h"
 #include "vector_math.inl"
 
@@ -16,6 +18,7 @@ using paceline::Epilogue;
 using paceline::GemmArgs;
 using paceline::kKeysPerBlock;
 using paceline::kMaxHeadDim;
+using paceline::kMaxQueryTile;
 using paceline::kPanel;
 using paceline::kPartition;
 using paceline::kStateHead;
@@ -357,198 +360,7 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
 
 // ---------------------------------------------------------------- attention
 
-// Scores of TQ query vectors against the first NB blocks of a partition: out [TQ][64], unscaled.
-template <int TQ, bool F32, int NB>
-inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
-  V acc[TQ][NB];
-  for (int r = 0; r < TQ; ++r)
-    for (int b = 0; b < NB; ++b) acc[r][b] = S::zero();
-  if constexpr (F32) {
-    for (int d = 0; d < p.head_dim; ++d) {
-      V k[NB];
-      for (int b = 0; b < NB; ++b) k[b] = S::load(reinterpret_cast<const float*>(blocks[b]) + d * 16);
-      for (int r = 0; r < TQ; ++r) {
-        const V x = S::set1(static_cast<const float*>(q[r])[d]);
-        for (int b = 0; b < NB; ++b) acc[r][b] = S::fma(k[b], x, acc[r][b]);
-      }
-    }
-  } else {
-    for (int d = 0; d < p.head_dim / 2; ++d) {
-      Pairs k[NB];
-      for (int b = 0; b < NB; ++b) k[b] = S::load_pairs(reinterpret_cast<const uint16_t*>(blocks[b]) + d * 32);
-      for (int r = 0; r < TQ; ++r) {
-#ifdef PACELINE_BF16_DOT
-        const uint32_t x = static_cast<const uint32_t*>(q[r])[d];
-        for (int b = 0; b < NB; ++b) acc[r][b] = S::dot_pairs(acc[r][b], k[b], x);
-#else
-        const V x0 = S::set1(static_cast<const float*>(q[r])[2 * d]);
-        const V x1 = S::set1(static_cast<const float*>(q[r])[2 * d + 1]);
-        for (int b = 0; b < NB; ++b) acc[r][b] = S::fma(S::odd(k[b]), x1, S::fma(S::even(k[b]), x0, acc[r][b]));
-#endif
-      }
-    }
-  }
-  for (int r = 0; r < TQ; ++r)
-    for (int b = 0; b < NB; ++b) S::store(out + r * kPartition + b * 16, acc[r][b]);
-}
-
-// Weighted values: out [TQ][ld] for lanes [d, d + 16 * NV), over keys [k0, k1) of the partition.
-// Meanwhile `step` bytes per key are asked for from the blocks in `next` (null: nothing).
-template <int TQ, int NV, CacheType kType>
-inline void values_t(const uint8_t* const* blocks, size_t value_offset, size_t width, const float* prob, int k0, int k1,
-                     int d, float* out, size_t ld, const uint8_t* const* next, size_t step) {
-  V acc[TQ][NV];
-  for (int r = 0; r < TQ; ++r)
-    for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
-  for (int j = k0; j < k1; ++j) {
-    const uint8_t* base = blocks[j / 16];
-    if (next)
-      for (size_t i = 0; i < step; i += 64) S::prefetch_far(next[j / 16] + size_t(j % 16) * step + i);
-    V x[NV];
-    for (int v = 0; v < NV; ++v) {
-      const size_t at = value_offset + size_t(j % 16) * width + d + v * 16;
-      x[v] = kType == CacheType::kInt8  ? S::load_int8(reinterpret_cast<const int8_t*>(base) + at)
-             : kType == CacheType::kF32 ? S::load(reinterpret_cast<const float*>(base) + at)
-                                        : S::load_bf16(reinterpret_cast<const uint16_t*>(base) + at);
-    }
-    for (int r = 0; r < TQ; ++r) {
-      const V w = S::set1(prob[r * kPartition + j]);
-      for (int v = 0; v < NV; ++v) acc[r][v] = S::fma(x[v], w, acc[r][v]);
-    }
-  }
-  for (int r = 0; r < TQ; ++r)
-    for (int v = 0; v < NV; ++v) S::store(out + r * ld + d + v * 16, acc[r][v]);
-}
-
-// state and partial: [max, sum, pad to 16 lanes, values...]: fold partial in behind state.
-void merge(float* state, const float* partial, int head_dim) {
-  const int end = kStateHead + padded(head_dim);
-  if (partial[0] == kNegInf) return;
-  if (state[0] == kNegInf) {  // nothing yet: what follows would multiply by exactly 0 and 1
-    for (int i = 0; i < end; i += 16) S::store(state + i, S::load(partial + i));
-    return;
-  }
-  const float top = state[0] > partial[0] ? state[0] : partial[0];
-  float t[16] = {state[0] - top, partial[0] - top};
-  S::store(t, exp_v(S::load(t)));
-  const V a = S::set1(t[0]), b = S::set1(t[1]);
-  for (int i = kStateHead; i < end; i += 16)
-    S::store(state + i, S::fma(S::load(partial + i), b, S::mul(S::load(state + i), a)));
-  state[1] = state[1] * t[0] + partial[1] * t[1];
-  state[0] = top;
-}
-
-template <int TQ, CacheType kType, int NB>
-inline void any_scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
-  if constexpr (kType == CacheType::kInt8)
-    int8_scores_t<TQ, NB>(p, q, blocks, out);
-  else
-    scores_t<TQ, kType == CacheType::kF32, NB>(p, q, blocks, out);
-}
-
-template <int TQ, CacheType kType>
-void attend_t(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-  constexpr bool kInt8 = kType == CacheType::kInt8;
-  const size_t width = padded(p.head_dim);
-  const size_t ld = kStateHead + width;
-  const size_t item = p.act == Act::kBF16 ? 2 : 4;
-  const void* q[TQ];
-  int last = -1, first = t.first[0];
-  for (int r = 0; r < TQ; ++r) {
-    q[r] = static_cast<const uint8_t*>(p.q) + (size_t(t.row[r]) * p.ld_q + size_t(t.head[r]) * p.head_dim) * item;
-    last = t.last[r] > last ? t.last[r] : last;
-    first = t.first[r] < first ? t.first[r] : first;
-    for (size_t i = 0; i < ld; i += 16) S::store(state + r * ld + i, S::zero());
-    state[r * ld] = kNegInf;
-  }
-  float score[TQ * kPartition];
-  float partial[TQ * (kStateHead + kMaxHeadDim)];
-  for (int part = p0; part < p1; ++part) {
-    const int base = part * kPartition;
-    if (base > last || base + kPartition <= first) continue;
-    const int used = last - base + 1 < kPartition ? last - base + 1 : kPartition;
-    const int skip = first > base ? first - base : 0;
-    const uint8_t* blocks[4];
-    for (int b = 0; b < 4; ++b) {
-      // blocks past the end are never read by a kept lane: point them at a block that exists
-      const int index = b * 16 < used ? part * 4 + b : part * 4;
-      blocks[b] = p.cache + (size_t(table[index]) * p.kv_heads + t.kv_head) * p.block_bytes;
-    }
-    // ask for everything the partition reads: few bytes from many places, which no stream detector foresees
-    for (int b = 0; b * 16 < used; ++b)
-      for (size_t line = 0; line < p.block_bytes; line += 64) S::prefetch(blocks[b] + line);
-    // and, while values are added up, for the next one, so that a long context streams
-    const bool more = base + 2 * kPartition - 1 <= last;
-    const uint8_t* next[4] = {};
-    for (int b = 0; more && b < 4; ++b)
-      next[b] = p.cache + (size_t(table[part * 4 + 4 + b]) * p.kv_heads + t.kv_head) * p.block_bytes;
-    const size_t step = p.block_bytes / kKeysPerBlock;
-    const int filled = (used + 15) / 16;  // blocks; lanes of the others would be masked
-    if (filled == 1)
-      any_scores_t<TQ, kType, 1>(p, q, blocks, score);
-    else if (filled == 2)
-      any_scores_t<TQ, kType, 2>(p, q, blocks, score);
-    else
-      any_scores_t<TQ, kType, 4>(p, q, blocks, score);
-    for (int r = 0; r < TQ; ++r) {
-      V s[4], m = S::set1(kNegInf);
-      for (int b = 0; b < filled; ++b) {
-        const int at = base + b * 16;
-        s[b] = S::mul(S::load(score + r * kPartition + b * 16), S::set1(p.scale));
-        if (p.softcap > 0.0f) s[b] = S::mul(tanh_v(S::div(s[b], S::set1(p.softcap))), S::set1(p.softcap));
-        s[b] = S::keep(s[b], t.first[r] - at, t.last[r] - at + 1, kNegInf);
-        m = S::max(m, s[b]);
-      }
-      const float top = lane_max(m);
-      partial[r * ld] = top;
-      V sum = S::zero();
-      for (int b = 0; b < filled; ++b) {
-        const V e = top == kNegInf ? S::zero() : exp_v(S::sub(s[b], S::set1(top)));
-        sum = S::add(sum, e);
-        S::store(score + r * kPartition + b * 16, kInt8 ? S::mul(e, value_scales(blocks[b], p.head_dim)) : e);
-      }
-      partial[r * ld + 1] = lane_sum(sum);
-    }
-    const size_t offset = kInt8 ? int8_value_offset(p.head_dim) : size_t(p.head_dim) * kKeysPerBlock;
-    size_t d = 0;
-    for (; d + 64 <= width; d += 64)
-      values_t<TQ, 4, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld,
-                             more && d == 0 ? next : nullptr, step);
-    for (; d < width; d += 16)
-      values_t<TQ, 1, kType>(blocks, offset, width, score, skip, used, int(d), partial + kStateHead, ld, nullptr, step);
-    for (int r = 0; r < TQ; ++r) merge(state + r * ld, partial + r * ld, p.head_dim);
-  }
-}
-
-void attend(const AttentionArgs& p, const QueryTile& t, const int32_t* table, int p0, int p1, float* state) {
-#define PL_CASE(N)                                                 \
-  case N:                                                          \
-    if constexpr (N <= S::kQueryTile) {                            \
-      if (p.cache_type == CacheType::kInt8)                        \
-        attend_t<N, CacheType::kInt8>(p, t, table, p0, p1, state); \
-      else if (p.cache_type == CacheType::kF32)                    \
-        attend_t<N, CacheType::kF32>(p, t, table, p0, p1, state);  \
-      else                                                         \
-        attend_t<N, CacheType::kBF16>(p, t, table, p0, p1, state); \
-    }                                                              \
-    break
-  switch (t.count) {
-    PL_CASE(1);
-    PL_CASE(2);
-    PL_CASE(3);
-    PL_CASE(4);
-    PL_CASE(5);
-    PL_CASE(6);
-  }
-#undef PL_CASE
-}
-
-void finish(const AttentionArgs& p, const float* state, int row, int head) {
-  const V total = S::set1(state[1]);
-  for (int i = 0; i < p.head_dim; i += 16)
-    store_act_part(p.out, size_t(row) * p.ld_out + size_t(head) * p.head_dim + i, p.act,
-                   S::div(S::load(state + kStateHead + i), total), p.head_dim - i);
-}
+#include "attention.inl"
 
 // ---------------------------------------------------------------- between products
 
@@ -601,7 +413,7 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, S::kQueryTile, S::kBf16Dot, gemm,        epilogue, norm_rows, qkv_post,  attend,
-    merge,    finish,        gate_row,    softcap_row, add_row,  peak_loop, read_loop,
+    S::kName, kMaxQueryTile, S::kQueryTile, S::kBf16Dot, gemm,        epilogue, norm_rows, qkv_post,
+    attend,   merge,         finish,        gate_row,    softcap_row, add_row,  peak_loop, read_loop,
 };
 }  // namespace paceline

@@ -107,6 +107,7 @@ NB_MODULE(_native, m) {
   m.attr("KEYS_PER_BLOCK") = kKeysPerBlock;
   m.attr("MIN_INT8_HEAD_DIM") = kMinInt8HeadDim;
   m.def("best_isa", [] { return std::string(best_isa()); });
+  m.def("default_isa", [] { return std::string(default_isa()); });
   m.def("amx_refused", [] {
     const std::string best = best_isa();
     const char* why = best == "amx" || best == "avx512_bf16" ? amx_refused() : "the processor has no AMX";

@@ -293,6 +293,7 @@ void Plan::write_branches(const Op& op, const Batch& b, KVCache* cache, const Qk
 }
 
 void Plan::plan_attention(const Batch& b) {
+  const int threads = pool_->size();
   size_t most = 0;
   for (auto& tp : tiles_) {
     Tiles& t = *tp;
@@ -303,7 +304,10 @@ void Plan::plan_attention(const Batch& b) {
     for (int s = 0; s < b.sequences; ++s) {
       const int r0 = b.starts[s], r1 = b.starts[s + 1], end = b.positions[r1 - 1];
       const int vectors = (r1 - r0) * t.group;
-      const int count = (vectors + kernels_.max_query_tile - 1) / kernels_.max_query_tile;
+      // as few tiles as the threads can share evenly
+      const int most_tiles = (vectors + kernels_.query_tile - 1) / kernels_.query_tile;
+      int count = (vectors + kernels_.max_query_tile - 1) / kernels_.max_query_tile;
+      while (count * t.kv_heads % threads && count < most_tiles) ++count;
       for (int kv = 0; kv < t.kv_heads; ++kv)
         for (int i = 0; i < count; ++i) {
           const Range v = share(vectors, i, count);
@@ -334,7 +338,7 @@ void Plan::plan_attention(const Batch& b) {
           t.items.push_back(item);
         }
     }
-    const int threads = pool_->size(), n = int(t.items.size());
+    const int n = int(t.items.size());
     t.by_partition = threads > 1 && n % threads != 0 && n < 4 * threads;
     if (t.by_partition) {
       for (int i = 0; i < n; ++i)
@@ -626,7 +630,7 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.out = buffers_[op.out].memory->data();
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));
-  float local[kMaxQueryTile * (kStateHead + kMaxHeadDim)];
+  alignas(64) float local[kMaxQueryTile * (kStateHead + kMaxHeadDim)];
   if (!t.by_partition) {
     const auto work = [&](int i) {
       const Tiles::Item& item = t.items[i];
