@@ -27,9 +27,9 @@ from paceline.models.target import TargetModel
 from paceline.recurrent import RecurrentStates, StatePlan
 from paceline.recurrent_pass import RecurrentPass
 from paceline.request import Sequence
-from paceline.sampling import SamplerMode, token_logprobs, verify, walk_rows
+from paceline.sampling import NO_TOKEN, SamplerMode, token_logprobs, verify, walk_rows
 from paceline.scheduler import Scheduler
-from paceline.speculation.drafting import Drafter, Proposal
+from paceline.speculation.drafting import Drafter, Proposal, trim_to_masks
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.structured.passes import bitmask, trim_drafts
@@ -312,6 +312,7 @@ class Engine:
         proposal, room = Proposal([[] for _ in decoding]), list(limits)
         if self.proposer is not None and any(limits):
             proposal = self._propose(decoding, limits, found, min(missing, rows))
+        trim_to_masks([s.state for s in decoding], proposal)
         if any(s.grammar is not None for s in decoding):
             room = [
                 self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
@@ -596,6 +597,7 @@ def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[i
     """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
     first = 0
     for block, path, drafted in zip(committed, paths, drafts, strict=True):
-        if not all(math.isfinite(logits.item(first + row, token)) for row, token in zip(path, block, strict=True)):
+        drawn = [(row, token) for row, token in zip(path, block, strict=True) if token != NO_TOKEN]
+        if not all(math.isfinite(logits.item(first + row, token)) for row, token in drawn):
             raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
         first += len(drafted) + 1

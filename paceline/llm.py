@@ -37,6 +37,7 @@ from paceline.speculation.drafting import Drafter
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.stopping import StopChecker
 from paceline.structured.compiler import GrammarCompiler
+from paceline.token_masks import read_masks
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
@@ -348,16 +349,25 @@ class LLM:
         salt = cache_salt(prompt)
         check_ids("logit_bias", params.logit_bias or {}, vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
+        bad_words = read_masks(params, self.tokenizer, vocab, self.tokenizer.eos_token_ids)
         name = f"request-{next(self._counter)}"
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
-        choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
+        choices = [self._sequence(ids, params, *drafts, seed, choice, now, bad_words) for choice in range(params.n)]
         for each in choices:
             each.group, each.cache_salt = choices[0].request_id, salt
         return _Request(name, text, ids, choices)
 
     def _sequence(
-        self, ids: list[int], params: SamplingParams, drafts: int, fixed: bool, seed: int, choice: int, now: float
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        drafts: int,
+        fixed: bool,
+        seed: int,
+        choice: int,
+        now: float,
+        bad_words: list[list[int]],
     ) -> EngineSequence:
         from paceline.detokenizer import IncrementalDetokenizer
 
@@ -372,7 +382,13 @@ class LLM:
             num_prompt_tokens=len(ids),
             params=params,
             state=make_state(
-                sampling, ids, vocab_size=self.model.vocab_size, seed=seed, choice=choice, eos_token_ids=eos
+                sampling,
+                ids,
+                vocab_size=self.model.vocab_size,
+                seed=seed,
+                choice=choice,
+                eos_token_ids=eos,
+                bad_words=bad_words,
             ),
             stopper=StopChecker(
                 params,

@@ -17,6 +17,7 @@ from paceline.server.wanted import Wanted, from_fields
 from paceline.values import shown
 
 MAX_STOPS = 64
+MAX_BAD_WORDS = 4096
 MAX_NAME = 256
 
 # Fields that SamplingParams has under the same name; null means its default.
@@ -37,6 +38,8 @@ SAMPLING = (
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
 )
 
 
@@ -98,6 +101,8 @@ class GenerationRequest(ApiModel):
     max_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     num_speculative_tokens: int | None = None
@@ -115,6 +120,8 @@ class GenerationRequest(ApiModel):
             self.stream_options.check()
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
+        if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
+            raise bad("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} bad words")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_NAME:
             raise bad("cache_salt", self.cache_salt, f"use 1 to {MAX_NAME} characters")
         # printable: it stands in the log, where a line end would begin a line of the client's own

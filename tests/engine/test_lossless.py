@@ -63,6 +63,8 @@ def sampling(draw: Any) -> SamplingParams:
         "logprobs": maybe(st.sampled_from([0, 3])),
         "n": maybe(st.integers(2, 3)),
         "skip_special_tokens": maybe(st.just(False)),
+        "allowed_token_ids": maybe(st.lists(tokens, min_size=20, unique=True)),
+        "bad_words": maybe(st.lists(st.sampled_from(STOPS), max_size=4)),
     }
     limit = draw(st.sampled_from([1, 2, 5, 17, 30, 30, 30, None]))
     if limit is not None and limit > 1:

@@ -66,6 +66,8 @@ likely = {
     "top_k": st.integers(-1, 20),
     "min_p": st.floats(0, 1),
     "logit_bias": st.dictionaries(st.integers(0, 119).map(str), st.integers(-100, 100), max_size=3),
+    "allowed_token_ids": st.lists(st.integers(0, 119), max_size=6),
+    "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "seed": st.integers(0, 2**64 - 1),
     "stop": st.text(max_size=3) | st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "stop_token_ids": st.lists(st.integers(0, 119), max_size=3),

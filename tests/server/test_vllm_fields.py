@@ -1,0 +1,52 @@
+"""Fields that clients of vLLM send: token masks and log-probabilities of prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine.harness import repeat_last, scripted
+
+from .harness import joined
+from .test_cases import both, ids_of, knowing
+
+CHAT, PLAIN, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+M = [{"role": "user", "content": "ab"}]
+
+
+@pytest.mark.parametrize("script", ["knowing", "repeat"])
+def test_allowed_ids_and_bad_words(server, plain, script):
+    asked: dict[str, Any] = {"allowed_token_ids": list(range(53, 60)), "bad_words": ["G", "HI", "II"]}
+    right = knowing(ids_of(plain, length=20, **asked))
+    choice = both(server, right if script == "knowing" else repeat_last, max_tokens=20, **asked)
+    assert set(choice["text"]) <= set("HIJKLM") and len(choice["text"]) == 20
+    assert "HI" not in choice["text"] and "II" not in choice["text"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "text"),
+    [
+        (CHAT, {"messages": M, "max_tokens": 8}, lambda body: body["choices"][0]["message"]["content"]),
+        (PLAIN, {"prompt": "ab", "max_tokens": 8}, lambda body: body["choices"][0]["text"]),
+        (RESPONSES, {"input": "ab", "max_output_tokens": 8}, lambda body: body["output"][0]["content"][0]["text"]),
+        (ANTHROPIC, {"messages": M, "max_tokens": 8}, lambda body: body["content"][0]["text"]),
+    ],
+)
+def test_masks_on_every_endpoint(server, path, fields, text):
+    for letters in ("GH", "XYZ"):
+        ids = [53 + ord(letter) - ord("G") for letter in letters]
+        assert set(text(server.ok(path, allowed_token_ids=ids, bad_words=[], **fields))) <= set(letters)
+
+
+def test_a_dead_end_says_which_fields_made_it(server):
+    asked = {"prompt": "ab", "allowed_token_ids": [53, 54], "bad_words": ["GG", "GH", "HG", "HH"], "temperature": 0}
+    for script in (None, repeat_last):
+        with scripted(server.llm, script or (lambda *_: [])):
+            choice = server.ok(PLAIN, **asked, return_token_ids=True)["choices"][0]
+            chunks = server.events(PLAIN, **asked, return_token_ids=True)
+        assert len(choice["token_ids"]) == 1 and choice["finish_reason"] == "abort"
+        assert choice["stop_reason"] == "allowed_token_ids, bad_words: no token is left that may follow"
+        got = joined(chunks)
+        assert {name: got[name] for name in ("text", "token_ids", "finish_reason", "stop_reason")} == {
+            name: choice[name] for name in ("text", "token_ids", "finish_reason", "stop_reason")
+        }
