@@ -51,7 +51,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 UNSUPPORTED_SAMPLING: dict[str, str] = {
     "best_of": "is not supported; ask for n choices and choose yourself",
     "logits_processors": "is not supported",
-    "prompt_logprobs": "is not supported; logprobs are of output tokens",
     "truncate_prompt_tokens": "is not supported; shorten the prompt",
     "use_beam_search": "is not supported; leave it out",
 }

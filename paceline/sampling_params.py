@@ -79,6 +79,8 @@ class SamplingParams:
     ignore_eos: the model's end-of-sequence ids do not stop. logprobs: None = none, N = of the token drawn and of the N
     most likely, raw (before temperature and penalties). skip_special_tokens: leave them out of the text.
     structured_outputs: what the output has to match (StructuredOutputsParams, or a mapping of its fields).
+    prompt_logprobs: None = none, N = of the prompt's tokens and of the N most likely in their places, raw; the whole
+    prompt is computed for it, whatever the prefix cache has.
     allowed_token_ids: no other id is ever drawn, ends of sequence included. bad_words: strings that are not generated,
     with or without a space before them: the last token of each is ruled out behind the others. Another split of the
     same text into tokens is not. Where a grammar and these leave no token, the output ends with "abort".
@@ -107,9 +109,10 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     allowed_token_ids: Iterable[int] | None = None
     bad_words: Iterable[str] | None = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs"):
+        for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None or name in ("n", "top_k", "min_tokens"):
                 object.__setattr__(self, name, _integer(name, getattr(self, name)))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -185,8 +188,10 @@ class SamplingParams:
                 raise _fail("max_tokens", self.max_tokens, "use 1 to 2**31 - 1, or None for no limit")
             if self.min_tokens > self.max_tokens:
                 raise _fail("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_INT32:
-            raise _fail("logprobs", self.logprobs, "use 0 to 2**31 - 1 alternatives, or None for no logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_INT32:
+                raise _fail(name, count, f"use 0 to 2**31 - 1 alternatives, or None for no {name}")
 
     @property
     def greedy(self) -> bool:

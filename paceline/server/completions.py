@@ -105,6 +105,8 @@ class Completion:
         }
         if self.request.return_token_ids:
             found |= {"token_ids": choice.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        if output.prompt_logprobs is not None:
+            found["prompt_logprobs"] = render.prompt_logprobs(output.prompt_logprobs)
         return found
 
     def extras(self, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ CHAT_ONLY: Mapping[str, str] = {
     "reasoning": "is not a field of this endpoint; use reasoning_effort of /v1/chat/completions",
     "reasoning_effort": "belongs to a chat; use /v1/chat/completions",
     "thinking": "belongs to a chat; use /v1/chat/completions",
+    "prompt_logprobs": "is not a field of this endpoint; use /v1/chat/completions or /v1/completions",
     "response_format": "is not a field of this endpoint; /v1/responses has text.format, /v1/messages output_config",
 }
 

@@ -135,14 +135,19 @@ class GenerationRequest(ApiModel):
             (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
         )
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
         """Raises SamplingParamsError."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
 class FormattedRequest(GenerationRequest):
-    """What chat and plain completions say about the form of their output: one of these, or structured_outputs."""
+    """What chat and plain completions alone have: log-probabilities of the prompt, and the form of the output: one of
+    its fields, or structured_outputs."""
+
+    prompt_logprobs: int | None = None
 
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -151,6 +156,16 @@ class FormattedRequest(GenerationRequest):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None  # there is one
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad("prompt_logprobs", self.prompt_logprobs, "is not served with stream=true; leave one of them out")
+
+    def checked_prompt_logprobs(self, most: int) -> int | None:
+        """Raises ApiError."""
+        count = self.prompt_logprobs
+        return None if count is None else checked_logprobs("prompt_logprobs", count, most)
 
     def wanted(self) -> Wanted | None:
         """Raises ApiError."""
@@ -206,7 +221,8 @@ class ChatRequest(FormattedRequest, ToolRequest):
         elif self.top_logprobs:
             raise bad("top_logprobs", self.top_logprobs, "needs logprobs=true")
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling(max_tokens=limit, logprobs=top)
+        of_prompt = self.checked_prompt_logprobs(max_logprobs)
+        return self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
 
 
 class CompletionRequest(FormattedRequest):
@@ -220,7 +236,9 @@ class CompletionRequest(FormattedRequest):
         top = None if self.logprobs is None else checked_logprobs("logprobs", self.logprobs, max_logprobs)
         if self.echo and top is not None:
             raise bad("echo", True, "with logprobs is not supported: there are none of the prompt")
-        params = self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=top)
+        of_prompt = self.checked_prompt_logprobs(max_logprobs)
+        limit = 16 if self.max_tokens is None else self.max_tokens
+        params = self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
         return params if wanted is None else replace(params, structured_outputs=wanted.params)
 
     def prompts(self) -> list[str | list[int]]:

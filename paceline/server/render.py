@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from paceline.outputs import RequestMetrics, RequestOutput
+from paceline.outputs import Logprob, PromptLogprobs, RequestMetrics, RequestOutput
 from paceline.sampling import TokenLogprobs
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.tokenizer import Tokenizer
@@ -19,10 +19,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.bytes = lru_cache(maxsize=1 << 16)(tokenizer.token_bytes)
-
-    def text(self, token: int) -> str:
-        """Its characters, U+FFFD for bytes that are none alone."""
-        return self.bytes(token).decode("utf-8", "replace")
+        self.text = tokenizer.token_text
 
     def key(self, token: int) -> str:
         """Its characters, or "bytes:\\x.." where they are no text: distinct for distinct bytes."""
@@ -55,6 +52,15 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, count: in
         {**item(e.token_id, e.logprob), "top_logprobs": [item(*pair) for pair in e.top[:count]]} for e in entries
     ]
     return {"content": content}
+
+
+def prompt_logprobs(entries: PromptLogprobs) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`."""
+
+    def item(entry: Logprob) -> dict[str, Any]:
+        return {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+
+    return [None if found is None else {str(i): item(entry) for i, entry in found.items()} for found in entries]
 
 
 def completion_logprobs(

@@ -80,6 +80,7 @@ BAD: dict[str, list[Any]] = {
     "max_tokens": [0, -5, 1.5, "10", 2**31, 10**5000],
     "ignore_eos": [0],
     "logprobs": [-1, True, 2.5, 2**31],
+    "prompt_logprobs": [-1, True, 2.5, 2**31],
     "skip_special_tokens": ["yes"],
 }
 
@@ -164,7 +165,7 @@ def test_logit_bias_cannot_change():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("prompt_logprobs", "prompt_logprobs=1: is not supported; logprobs are of output tokens"),
+        ("best_of", "best_of=1: is not supported; ask for n choices and choose yourself"),
         ("max_new_tokens", "max_new_tokens=1: use max_tokens"),
         ("temprature", "temprature=1: there is no such field; did you mean 'temperature'? Fields: n, temperature, "),
         ("zzz", "zzz=1: there is no such field. Fields: n, "),

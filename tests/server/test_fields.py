@@ -45,7 +45,7 @@ def test_known_fields_without_support_are_refused_by_name(server, name, path):
 
 @pytest.mark.parametrize("name", sorted(CHAT_ONLY))
 def test_fields_of_other_endpoints_are_refused_by_name(server, name):
-    path = RESPONSES if name == "response_format" else PLAIN
+    path = RESPONSES if name in ("response_format", "prompt_logprobs") else PLAIN
     error = refused(server, path, **{name: [{"x": 1}]})
     assert error["param"] == name and error["code"] == "unsupported_field" and name in error["message"]
     server.ok(path, **BASE[path], **{name: None})
@@ -130,6 +130,11 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (PLAIN, {"prompt": [-1]}, "prompt"),
         (PLAIN, {"prompt": ["a", 1]}, "prompt"),
         (PLAIN, {"prompt": ["a"] * 1000}, "prompt"),
+        (PLAIN, {"prompt_logprobs": 21}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": True}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        (PLAIN, {"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
         (PLAIN, {"logprobs": 21}, "logprobs"),
         (PLAIN, {"logprobs": -1}, "logprobs"),
         (PLAIN, {"echo": True, "logprobs": 0}, "echo"),

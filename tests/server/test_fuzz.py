@@ -78,6 +78,7 @@ likely = {
     "logprobs": st.booleans() | st.integers(0, 5),
     "top_logprobs": st.integers(0, 5),
     "echo": st.booleans(),
+    "prompt_logprobs": st.integers(0, 3),
     "min_tokens": st.integers(0, 5),
     "num_speculative_tokens": st.integers(0, 7),
     "return_token_ids": st.booleans(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine.harness import repeat_last, scripted
+from engine.harness import params_of, repeat_last, scripted
 
 from .harness import joined
 from .test_cases import both, ids_of, knowing
@@ -50,3 +50,28 @@ def test_a_dead_end_says_which_fields_made_it(server):
         assert {name: got[name] for name in ("text", "token_ids", "finish_reason", "stop_reason")} == {
             name: choice[name] for name in ("text", "token_ids", "finish_reason", "stop_reason")
         }
+
+
+# ---- prompts
+
+
+def of_prompt(plain, prompt: list[int], count: int) -> list[Any]:
+    found = plain.generate(prompt, params_of(max_tokens=1, prompt_logprobs=count))[0].prompt_logprobs
+    return [
+        None
+        if at is None
+        else {str(i): {"logprob": e.logprob, "rank": e.rank, "decoded_token": e.decoded_token} for i, e in at.items()}
+        for at in found
+    ]
+
+
+def test_logprobs_of_prompts(server, plain):
+    prompts = [[5, 6, 7, 97, 101, 10], [8], [0] * 40]
+    for count in (0, 3):
+        body = server.ok(PLAIN, prompt=prompts, n=2, max_tokens=2, prompt_logprobs=count)
+        for i, choice in enumerate(body["choices"]):
+            assert choice["prompt_logprobs"] == of_prompt(plain, prompts[i // 2], count)
+        chat = server.ok(CHAT, messages=M, max_tokens=2, prompt_logprobs=count, return_token_ids=True)
+        assert chat["prompt_logprobs"] == of_prompt(plain, chat["prompt_token_ids"], count)
+    without = server.ok(CHAT, messages=M, max_tokens=2)
+    assert "prompt_logprobs" not in without and "prompt_logprobs" not in without["choices"][0]
