@@ -21,6 +21,8 @@ AUTO, NONE = "auto", "none"  # names of parsers: the model's own, and no parser
 CHAT_ONLY: Mapping[str, str] = {
     "tools": "belongs to a chat; use /v1/chat/completions",
     "tool_choice": "belongs to a chat; use /v1/chat/completions",
+    "functions": "belongs to a chat; use /v1/chat/completions",
+    "function_call": "belongs to a chat; use /v1/chat/completions",
     "reasoning": "is not a field of this endpoint; use reasoning_effort of /v1/chat/completions",
     "reasoning_effort": "belongs to a chat; use /v1/chat/completions",
     "thinking": "belongs to a chat; use /v1/chat/completions",
@@ -29,8 +31,6 @@ CHAT_ONLY: Mapping[str, str] = {
 }
 
 REFUSED: Mapping[str, str] = {
-    "functions": "is OpenAI's old form; use tools",
-    "function_call": "is OpenAI's old form; use tool_choice",
     "thinking_token_budget": "is not supported; use max_tokens",
     "structural_tag": "is not supported; use tools or structured_outputs",
 }

@@ -11,6 +11,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.server.errors import bad
 from paceline.server.features import ModelFeatures, take_features
 from paceline.server.fields import check_extra
+from paceline.server.functions import NAMES, as_tools
 from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.turn import Asked
 from paceline.server.wanted import Wanted, from_fields
@@ -192,10 +193,22 @@ class ChatRequest(FormattedRequest, ToolRequest):
     reasoning_effort: str | None = None
     thinking: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    functions: Objects | None = None
+    function_call: str | dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, old) and getattr(self, new):
+                raise bad(old, getattr(self, old), f"is the old form of {new}; give one of them")
+        if self.functions and self.tool_choice:
+            raise bad("tool_choice", self.tool_choice, "belongs to tools; use function_call beside functions")
 
     def asked(self, model: ModelFeatures) -> Asked:
         """Raises ApiError."""
         reasons = model.reasoning is not None
+        old = bool(self.functions)
+        functions, called = as_tools(self.functions or (), self.function_call)
         return Asked(
             self.messages,
             self.chat_template_kwargs,
@@ -203,14 +216,15 @@ class ChatRequest(FormattedRequest, ToolRequest):
                 **thinking_variables(self.thinking, model.variables, reasons=reasons),
                 **effort_variables("reasoning_effort", self.reasoning_effort, model.variables, reasons=reasons),
             },
-            self.tools,
-            self.tool_choice,
-            self.parallel_tool_calls is not False,
+            functions if old else self.tools,
+            called if old else self.tool_choice,
+            self.parallel_tool_calls is not False and not old,  # an answer has one function_call
             self.wanted(),
             self.include_reasoning is not False,
             self.add_generation_prompt,
             self.continue_final_message,
             self.add_special_tokens,
+            NAMES if old else (),
         )
 
     def params(self, max_logprobs: int) -> SamplingParams:

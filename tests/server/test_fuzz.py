@@ -33,8 +33,13 @@ values = st.recursive(
 )
 messages = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "tool"]) | values},
-        optional={"content": st.text(max_size=20) | values, "tool_calls": values, "name": values},
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", "function"]) | values},
+        optional={
+            "content": st.text(max_size=20) | values,
+            "tool_calls": values,
+            "function_call": values | st.just({"name": "f", "arguments": "{}"}),
+            "name": values,
+        },
     ),
     max_size=4,
 )
@@ -93,6 +98,8 @@ likely = {
     "guided_regex": st.text(max_size=6),
     "text": st.dictionaries(st.sampled_from(["format", "verbosity"]), values, max_size=2),
     "tools": values | st.lists(tools, max_size=2),
+    "functions": values | st.lists(functions, max_size=2),
+    "function_call": values | st.sampled_from(["auto", "none"]) | st.fixed_dictionaries({"name": st.just("f")}),
     "tool_choice": values | st.sampled_from(["required", "auto", "none"]),
     "parallel_tool_calls": st.booleans(),
     "reasoning_effort": st.sampled_from(["none", "low", ""]),
