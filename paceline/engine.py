@@ -630,7 +630,7 @@ def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[i
     """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
     first = 0
     for block, path, drafted in zip(committed, paths, drafts, strict=True):
-        drawn = [(row, token) for row, token in zip(path, block, strict=True) if token != NO_TOKEN]
-        if not all(math.isfinite(logits.item(first + row, token)) for row, token in drawn):
+        pairs = zip(path, block, strict=True)
+        if not all(token == NO_TOKEN or math.isfinite(logits.item(first + row, token)) for row, token in pairs):
             raise EngineError(_DAMAGED)
         first += len(drafted) + 1

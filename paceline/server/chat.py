@@ -90,8 +90,8 @@ class Chat:
         }
         if r.return_token_ids:
             body["prompt_token_ids"] = output.prompt_token_ids
-        if output.prompt_logprobs is not None:
-            body["prompt_logprobs"] = render.prompt_logprobs(output.prompt_logprobs)
+        if output.prompt_logprobs is not None and r.prompt_logprobs is not None:
+            body["prompt_logprobs"] = render.prompt_logprobs(output.prompt_logprobs, r.prompt_logprobs)
         return body | self.extras(output)
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:

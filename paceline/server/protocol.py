@@ -245,12 +245,17 @@ class CompletionRequest(FormattedRequest):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None and self.stream:
+            raise bad("echo", True, "with logprobs is not served with stream=true; leave one of them out")
+
     def params(self, max_logprobs: int, wanted: Wanted | None) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
         top = None if self.logprobs is None else checked_logprobs("logprobs", self.logprobs, max_logprobs)
-        if self.echo and top is not None:
-            raise bad("echo", True, "with logprobs is not supported: there are none of the prompt")
         of_prompt = self.checked_prompt_logprobs(max_logprobs)
+        if self.echo and top is not None:
+            of_prompt = max(top, of_prompt or 0)
         limit = 16 if self.max_tokens is None else self.max_tokens
         params = self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
         return params if wanted is None else replace(params, structured_outputs=wanted.params)

@@ -137,7 +137,7 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (PLAIN, {"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
         (PLAIN, {"logprobs": 21}, "logprobs"),
         (PLAIN, {"logprobs": -1}, "logprobs"),
-        (PLAIN, {"echo": True, "logprobs": 0}, "echo"),
+        (PLAIN, {"echo": True, "logprobs": 0, "stream": True}, "echo"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"background": True}, "background"),
         (RESPONSES, {"input": [{"type": "function_call_output"}]}, "input[0].call_id"),

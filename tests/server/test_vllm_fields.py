@@ -75,3 +75,41 @@ def test_logprobs_of_prompts(server, plain):
         assert chat["prompt_logprobs"] == of_prompt(plain, chat["prompt_token_ids"], count)
     without = server.ok(CHAT, messages=M, max_tokens=2)
     assert "prompt_logprobs" not in without and "prompt_logprobs" not in without["choices"][0]
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_echo_with_logprobs(server, plain, count):
+    """As evaluation harnesses ask for them: of the prompt's tokens, the first having none, then of the output's."""
+    prompts = ["ab abc ha", "abchaha", "a"]
+    asked = {"max_tokens": 3, "temperature": 0, "ignore_eos": True, "return_token_ids": True, "logprobs": count}
+    echoed, alone = (server.ok(PLAIN, prompt=prompts, echo=echo, **asked)["choices"] for echo in (True, False))
+    for text, choice, without in zip(prompts, echoed, alone, strict=True):
+        assert choice["text"] == text + without["text"] and "prompt_logprobs" not in choice
+        found, rest = choice["logprobs"], without["logprobs"]
+        ids = choice["prompt_token_ids"]
+        own = of_prompt(plain, ids, count)
+        assert found["token_logprobs"][0] is None
+        assert found["token_logprobs"][1 : len(ids)] == [
+            at[str(i)]["logprob"] for i, at in zip(ids[1:], own[1:], strict=True)
+        ]
+        for name in ("tokens", "token_logprobs"):
+            assert len(found[name]) == len(ids) + 3 and found[name][len(ids) :] == rest[name]
+        assert "".join(found["tokens"][: len(ids)]) == text
+        for token, offset in zip(found["tokens"][: len(ids)], found["text_offset"], strict=False):
+            assert text.startswith(token, offset)
+        assert found["text_offset"][len(ids) :] == [len(text) + offset for offset in rest["text_offset"]]
+        if not count:
+            assert found["top_logprobs"] is None
+            continue
+        assert found["top_logprobs"][0] is None and found["top_logprobs"][len(ids) :] == rest["top_logprobs"]
+        for at, top in zip(own[1:], found["top_logprobs"][1 : len(ids)], strict=True):
+            assert sorted(top.values()) == sorted(entry["logprob"] for entry in at.values())
+
+
+def test_echo_beside_prompt_logprobs(server, plain):
+    """Each has as many alternatives as were asked for."""
+    for of_prompts, of_tokens in ((0, 3), (3, 1)):
+        asked = {"prompt": [5, 6, 7], "echo": True, "max_tokens": 1}
+        [choice] = server.ok(PLAIN, **asked, logprobs=of_tokens, prompt_logprobs=of_prompts)["choices"]
+        assert choice["prompt_logprobs"] == of_prompt(plain, [5, 6, 7], of_prompts)
+        assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} <= {of_tokens, of_tokens + 1}
