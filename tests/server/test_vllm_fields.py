@@ -113,3 +113,11 @@ def test_echo_beside_prompt_logprobs(server, plain):
         [choice] = server.ok(PLAIN, **asked, logprobs=of_tokens, prompt_logprobs=of_prompts)["choices"]
         assert choice["prompt_logprobs"] == of_prompt(plain, [5, 6, 7], of_prompts)
         assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} <= {of_tokens, of_tokens + 1}
+
+
+@pytest.mark.parametrize(("path", "status"), [(RESPONSES, "failed"), (ANTHROPIC, None)])
+def test_a_dead_end_on_other_endpoints(server, path, status):
+    asked: dict[str, Any] = {"allowed_token_ids": [53], "bad_words": ["GG"]}
+    asked |= {"input": "ab"} if path == RESPONSES else {"messages": M, "max_tokens": 8}
+    body = server.ok(path, **asked)
+    assert body.get("status") == status and body["usage"]["output_tokens"] == 1
