@@ -385,16 +385,26 @@ class SamplingState:
         logit_bias: Sequence[tuple[int, float]] = [],
         banned: Sequence[int] = [],
         min_tokens: int = 0,
+        allowed: Sequence[int] = [],
+        bad_words: Sequence[Sequence[int]] = [],
         seed: int = 0,
         choice: int = 0,
     ) -> None:
         """
-        logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. top_k 0,
+        logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. allowed: the
+        only ids that can be drawn; empty: all. bad_words: token sequences that the output must not hold. top_k 0,
         top_p 1 and min_p 0 are off. Raises ValueError for ids outside the vocabulary.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Append tokens to the output."""
+
+    def permitted(self, tokens: Sequence[int]) -> int:
+        """How many of these could follow: up to the first that allowed, bad_words or banned rule out."""
+
+    @property
+    def masks(self) -> bool:
+        """Whether any of them rules out ids for the next token."""
 
     @property
     def num_tokens(self) -> int:
@@ -423,8 +433,8 @@ def sample_rows(
     """
     The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, of
     which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], bit i of
-    a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens,
-    logit_bias, penalties, temperature, min_p, top_k, top_p.
+    a row permits id i. pool: its threads share the rows out where that pays. Order: mask, allowed ids, bad words,
+    min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p. -1 where masks leave nothing.
     """
 
 def draft_rows(
@@ -470,9 +480,9 @@ def reject_rows(
     allowed: NDArray[numpy.int32] | None = None,
 ) -> list[tuple[int, int]]:
     """
-    Rejection sampling: per state (accepted drafts, next token). Rows as in sample_rows. draft_probs: float32
-    [drafts of all states, m], None = each draft was certain. draft_ids: int32 [1 or drafts, m], the ids of its
-    columns; None = column is id.
+    Rejection sampling: per state (accepted drafts, next token, -1 as in sample_rows). Rows as there. draft_probs:
+    float32 [drafts of all states, m], None = each draft was certain. draft_ids: int32 [1 or drafts, m], the ids of
+    its columns; None = column is id.
     """
 
 def reject_block(

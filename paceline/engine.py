@@ -27,9 +27,9 @@ from paceline.models.target import TargetModel
 from paceline.recurrent import RecurrentStates, StatePlan
 from paceline.recurrent_pass import RecurrentPass
 from paceline.request import Sequence
-from paceline.sampling import SamplerMode, token_logprobs, verify, walk_rows
+from paceline.sampling import NO_TOKEN, SamplerMode, token_logprobs, verify, walk_rows
 from paceline.scheduler import Scheduler
-from paceline.speculation.drafting import Drafter, Proposal
+from paceline.speculation.drafting import Drafter, Proposal, trim_to_masks
 from paceline.speculation.length import DraftLengthPolicy
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.structured.passes import bitmask, trim_drafts
@@ -37,6 +37,7 @@ from paceline.structured.passes import bitmask, trim_drafts
 log = logging.getLogger(__name__)
 
 WARN_AFTER_DRAFTS = 200
+SCORED_BYTES = 64 << 20  # of logits of prompts in one pass, where prompt_logprobs asks for them: longer chunks wait
 EXPECTED_TOKENS = 64  # that a request is taken to have before it still, at least
 WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing or template sits near 1
 
@@ -75,7 +76,8 @@ class RoundSeconds:
 
 @dataclass(slots=True)
 class _Work:
-    """One sequence's part of a pass: rows for `tokens`, of which the last `rows_wanted` need logits."""
+    """One sequence's part of a pass: rows for `tokens`, of which the last `rows_wanted` need logits to draw from.
+    scored: rows of its prompt that need logits for prompt_logprobs."""
 
     sequence: Sequence
     tokens: list[int]
@@ -84,6 +86,7 @@ class _Work:
     tapped: bool = False  # the drafter sees its rows
     tree: Branches | None = None  # drafts are its nodes, in the order of its rows
     found: bool = False  # drafts were at hand, and say nothing of the drafter
+    scored: range = range(0)
 
 
 class Engine:
@@ -312,6 +315,7 @@ class Engine:
         proposal, room = Proposal([[] for _ in decoding]), list(limits)
         if self.proposer is not None and any(limits):
             proposal = self._propose(decoding, limits, found, min(missing, rows))
+        trim_to_masks([s.state for s in decoding], proposal)
         if any(s.grammar is not None for s in decoding):
             room = [
                 self.scheduler.reserve_drafts(s, n) if s.grammar else 0 for s, n in zip(decoding, room, strict=True)
@@ -326,15 +330,20 @@ class Engine:
             tokens = [sequence.token_ids[-1], *drafts]
             work.append(_Work(sequence, tokens, drafts, len(tokens), tree=tree, found=bool(at_hand)))
             rows -= len(drafts)
+        to_score = max(1, SCORED_BYTES // (4 * self.model.vocab_size))
         for sequence in prompts:
-            if rows > 0:
-                start = sequence.num_computed
-                end = min(len(sequence.token_ids), start + rows)
-                if start < sequence.num_tapped < end:  # the drafter goes on from there
-                    end = sequence.num_tapped
+            start, wanted = sequence.num_computed, sequence.rows_to_score
+            end = min(len(sequence.token_ids), start + rows)
+            if start < sequence.num_tapped < end:  # the drafter goes on from there
+                end = sequence.num_tapped
+            if wanted:
+                end = min(end, max(start, wanted.start) + to_score)
+            if start < end:
                 whole = end == len(sequence.token_ids)
-                work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0))
+                scored = range(max(start, wanted.start), min(end, wanted.stop)) if wanted else wanted
+                work.append(_Work(sequence, sequence.token_ids[start:end], [], 1 if whole else 0, scored=scored))
                 rows -= end - start
+                to_score -= len(scored)
         return work, proposal
 
     def _found(self, sequences: list[Sequence], limits: list[int]) -> list[list[float]]:
@@ -412,11 +421,13 @@ class Engine:
     # ---- verify
 
     def _forward(self, work: list[_Work]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Logits [rows wanted, vocab] and, where a drafter listens, taps [rows, width]. Buffers are reused."""
+        """Logits [rows wanted, then rows scored, vocab] and, where a drafter listens, taps [rows, width]. Buffers are
+        reused."""
         starts = [0]
         tokens: list[int] = []
         positions: list[int] = []
         select: list[int] = []
+        scored: list[int] = []
         tables: list[np.ndarray] = []
         mirrors: list[tuple[int, int]] = []
         copies: list[Copy] = []
@@ -425,6 +436,7 @@ class Engine:
             end = begin + len(item.tokens)
             tokens += item.tokens
             select += range(end - item.rows_wanted, end)
+            scored += range(begin + item.scored.start - first, begin + item.scored.stop - first) if item.scored else ()
             if item.tree is None:
                 assert item.sequence.blocks is not None
                 positions += range(first, first + len(item.tokens))
@@ -436,6 +448,7 @@ class Engine:
             copies += item.tree.copies
             tables += item.tree.tables
             starts += [begin + branch.end for branch in item.tree.rows.branches]
+        select += scored
         if len(self._logits) < len(select):
             self._logits = np.empty((len(select), self.model.vocab_size), np.float32)
         layers = self._tapped_layers(work)
@@ -481,6 +494,10 @@ class Engine:
         taps: np.ndarray | None,
     ) -> list[StepResult]:
         sampled = [item for item in work if item.rows_wanted]
+        num_sampled = sum(item.rows_wanted for item in sampled)
+        if num_sampled < len(logits):
+            _score(work, logits[num_sampled:])
+            logits = logits[:num_sampled]
         states = [item.sequence.state for item in sampled]
         # prompts that end in this pass come behind the decoding sequences and have no drafts
         drafts = [item.drafts for item in sampled]
@@ -592,10 +609,28 @@ class Engine:
         self._forget_drafts(sequence)
 
 
+def _score(work: list[_Work], logits: np.ndarray) -> None:
+    """Log-probabilities of prompts' tokens. logits: of the rows scored, in order of the work."""
+    first = 0
+    for sequence, scored in ((item.sequence, item.scored) for item in work if item.scored):
+        count = sequence.params.prompt_logprobs
+        assert count is not None
+        following = sequence.token_ids[scored.start + 1 : scored.stop + 1]
+        entries = token_logprobs(logits, range(first, first + len(scored)), following, count)
+        if any(math.isnan(entry.logprob) for entry in entries):
+            raise EngineError(_DAMAGED)
+        sequence.prompt_logprobs += entries
+        first += len(scored)
+
+
+_DAMAGED = "the model's logits are not finite: its weights are damaged or overflow in this dtype"
+
+
 def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
     """A chosen token whose own logit is not finite comes from damaged weights (or an overflow), not from the model."""
     first = 0
     for block, path, drafted in zip(committed, paths, drafts, strict=True):
-        if not all(math.isfinite(logits.item(first + row, token)) for row, token in zip(path, block, strict=True)):
-            raise EngineError("the model's logits are not finite: its weights are damaged or overflow in this dtype")
+        pairs = zip(path, block, strict=True)
+        if not all(token == NO_TOKEN or math.isfinite(logits.item(first + row, token)) for row, token in pairs):
+            raise EngineError(_DAMAGED)
         first += len(drafted) + 1

@@ -25,11 +25,11 @@ from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel, state_arguments
 from paceline.other_names import is_neutral, unknown_option
-from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
+from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta
 from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_params, params_for, token_ids
 from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
-from paceline.sampling import SamplerMode, draw_seed, make_state
+from paceline.sampling import SamplerMode, TokenLogprobs, draw_seed, make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.costs import CostFile
@@ -37,6 +37,7 @@ from paceline.speculation.drafting import Drafter
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.stopping import StopChecker
 from paceline.structured.compiler import GrammarCompiler
+from paceline.token_masks import read_masks
 from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
@@ -57,7 +58,10 @@ PREFIX_SHARE = 8  # a prefix cache is useful beyond what all sequences at their 
 class _Request:
     """A prompt with its n choices, while they run."""
 
-    def __init__(self, request_id: str, prompt: str | None, ids: list[int], choices: list[EngineSequence]) -> None:
+    def __init__(
+        self, request_id: str, prompt: str | None, ids: list[int], choices: list[EngineSequence], tokenizer: Tokenizer
+    ) -> None:
+        self._tokenizer = tokenizer
         self.request_id = request_id
         self.prompt = prompt
         self.ids = ids
@@ -88,7 +92,20 @@ class _Request:
         )
         outputs = [c.output() for c in self.choices]
         cached = max(c.num_cached or 0 for c in self.choices[:1])
-        return RequestOutput(self.request_id, self.prompt, self.ids, outputs, self.finished, metrics, cached)
+        prompt_logprobs = None
+        if self.choices[0].params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *map(self._alternatives, self.choices[0].prompt_logprobs)]
+        return RequestOutput(
+            self.request_id, self.prompt, self.ids, outputs, self.finished, metrics, cached, prompt_logprobs
+        )
+
+    def _alternatives(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        text = self._tokenizer.token_text
+        found = {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id))}
+        for rank, (token, logprob) in enumerate(entry.top, 1):
+            if token >= 0:  # there are fewer in a row of which most are -inf
+                found.setdefault(token, Logprob(logprob, rank, text(token)))
+        return found
 
 
 class LLM:
@@ -348,16 +365,25 @@ class LLM:
         salt = cache_salt(prompt)
         check_ids("logit_bias", params.logit_bias or {}, vocab)
         check_ids("stop_token_ids", params.stop_token_ids or (), vocab)
+        bad_words = read_masks(params, self.tokenizer, vocab, self.tokenizer.eos_token_ids)
         name = f"request-{next(self._counter)}"
         now = time.perf_counter()
         seed = params.seed if params.seed is not None else self._draw_seed()
-        choices = [self._sequence(ids, params, *drafts, seed, choice, now) for choice in range(params.n)]
+        choices = [self._sequence(ids, params, *drafts, seed, choice, now, bad_words) for choice in range(params.n)]
         for each in choices:
             each.group, each.cache_salt = choices[0].request_id, salt
-        return _Request(name, text, ids, choices)
+        return _Request(name, text, ids, choices, self.tokenizer)
 
     def _sequence(
-        self, ids: list[int], params: SamplingParams, drafts: int, fixed: bool, seed: int, choice: int, now: float
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        drafts: int,
+        fixed: bool,
+        seed: int,
+        choice: int,
+        now: float,
+        bad_words: list[list[int]],
     ) -> EngineSequence:
         from paceline.detokenizer import IncrementalDetokenizer
 
@@ -372,7 +398,13 @@ class LLM:
             num_prompt_tokens=len(ids),
             params=params,
             state=make_state(
-                sampling, ids, vocab_size=self.model.vocab_size, seed=seed, choice=choice, eos_token_ids=eos
+                sampling,
+                ids,
+                vocab_size=self.model.vocab_size,
+                seed=seed,
+                choice=choice,
+                eos_token_ids=eos,
+                bad_words=bad_words,
             ),
             stopper=StopChecker(
                 params,

@@ -49,11 +49,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # fields of sampling that vLLM has, here and over HTTP -> why not, and what instead
 UNSUPPORTED_SAMPLING: dict[str, str] = {
-    "allowed_token_ids": "is not supported; use logit_bias",
-    "bad_words": "is not supported; use logit_bias for single tokens",
     "best_of": "is not supported; ask for n choices and choose yourself",
     "logits_processors": "is not supported",
-    "prompt_logprobs": "is not supported; logprobs are of output tokens",
     "truncate_prompt_tokens": "is not supported; shorten the prompt",
     "use_beam_search": "is not supported; leave it out",
 }

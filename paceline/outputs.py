@@ -30,6 +30,19 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class Logprob:
+    """Raw log-probability of a token in its place. rank: 1 = the argmax. decoded_token: its text, alone."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of each token of a prompt and of the likeliest in its place, by id, the prompt's own first; None for the first token.
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
+@dataclass(slots=True)
 class RequestMetrics:
     """Seconds on the engine's clock. generation_time_s: from the first token to the last, the slowest choice's."""
 
@@ -42,7 +55,8 @@ class RequestMetrics:
 @dataclass(slots=True)
 class RequestOutput:
     """A finished request. prompt: its text, None if it was given as token ids. num_cached_tokens: tokens of the prompt
-    that the prefix cache had, so that they were not computed."""
+    that the prefix cache had, so that they were not computed. prompt_logprobs: when asked for, one entry per token of
+    the prompt, as vLLM has them."""
 
     request_id: str
     prompt: str | None
@@ -51,6 +65,7 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics
     num_cached_tokens: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 @dataclass(slots=True)

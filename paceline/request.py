@@ -45,6 +45,7 @@ class Sequence:
     num_preemptions: int = 0
     num_catch_ups: int = 0  # times that rows were computed again for a drafter that had rested
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of its tokens from the second on
     stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
     admitted: float = 0.0
     first_token: float = 0.0
@@ -80,6 +81,14 @@ class Sequence:
         """More rows than the anchor's are missing from the cache (of the prompt, or of all after a preemption), so
         nothing can be drafted yet."""
         return self.num_computed < max(self.num_prompt_tokens, len(self.token_ids) - 1)
+
+    @property
+    def rows_to_score(self) -> range:
+        """Rows of the prompt whose logits are wanted for the log-probabilities of the tokens behind them, and still
+        missing. One choice of a request has them for all."""
+        if self.params.prompt_logprobs is None or self.choice:
+            return range(0)
+        return range(len(self.prompt_logprobs), self.num_prompt_tokens - 1)
 
     @property
     def most_tokens(self) -> int:

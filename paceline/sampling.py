@@ -40,6 +40,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.speculation.accept import accept
 
 __all__ = [
+    "NO_TOKEN",
     "DraftProbs",
     "IdMap",
     "SamplerMode",
@@ -52,6 +53,7 @@ __all__ = [
     "draw_seed",
     "make_state",
     "sample",
+    "stopping_ids",
     "token_logprobs",
     "verify",
     "walk_rows",
@@ -60,6 +62,8 @@ __all__ = [
 SamplerMode = Literal["coupled", "rejection"]
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
+
+NO_TOKEN = -1  # drawn where masks (a grammar's, allowed ids, bad words, min_tokens) leave nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +104,9 @@ def make_state(
     seed: int,
     choice: int = 0,
     eos_token_ids: Iterable[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> SamplingState:
-    """The sampler's memory of one choice of one request.
+    """The sampler's memory of one choice of one request. bad_words: those of params as token ids.
 
     It counts tokens: call `state.commit(tokens)` with the tokens of every step, after they were cut by stops. Drafts
     need no roll-back; they are counted during native calls only. Properties: num_tokens (prompt + output; the absolute
@@ -109,9 +114,6 @@ def make_state(
 
     Raises ValueError if a token id lies outside the vocabulary.
     """
-    banned: list[int] = []
-    if params.min_tokens > 0:
-        banned = sorted({*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)})
     return SamplingState(
         vocab_size,
         prompt_token_ids if isinstance(prompt_token_ids, list) else [int(t) for t in prompt_token_ids],
@@ -123,11 +125,18 @@ def make_state(
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         logit_bias=sorted((params.logit_bias or {}).items()),
-        banned=banned,
+        banned=sorted(stopping_ids(params, eos_token_ids)) if params.min_tokens > 0 else (),
         min_tokens=params.min_tokens,
+        allowed=params.allowed_token_ids or (),  # type: ignore[arg-type]
+        bad_words=bad_words,
         seed=seed,
         choice=choice,
     )
+
+
+def stopping_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> set[int]:
+    """Ids that end the output."""
+    return {*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)}
 
 
 def sample(
@@ -140,7 +149,8 @@ def sample(
     """The target's draw for every row of a pass.
 
     logits: float32 [rows, vocabulary], raw. drafts: per state its drafts; () = none for anybody. allowed: int32 [rows,
-    ceil(vocabulary / 32)], bit i of a row's bitmask permits id i. pool: threads that share the rows out.
+    ceil(vocabulary / 32)], bit i of a row's bitmask permits id i. pool: threads that share the rows out. NO_TOKEN in
+    rows of which the masks leave nothing.
     """
     return sample_rows(logits, states, drafts, allowed, pool)
 
@@ -155,7 +165,7 @@ def verify(
     draft_probs: DraftProbs | None = None,
     pool: ThreadPool | None = None,
 ) -> list[list[int]]:
-    """What a verify pass commits: per state the accepted drafts and one token more.
+    """What a verify pass commits: per state the accepted drafts and one token more, or NO_TOKEN.
 
     Arguments as in `sample`. draft_probs matters in mode "rejection" alone; without it a draft counts as certain
     (q = 1), which is right for prompt lookup.

@@ -63,9 +63,9 @@ def _known_fields(cls: Class) -> Class:
 class SamplingParams:
     """Parameters of one request; every field means the same with and without speculation.
 
-    Order of operations, the one of vLLM's sampler: grammar mask, min_tokens, logit_bias, repetition penalty,
-    frequency and presence penalty on the raw logits; then temperature, min_p, top_k, top_p (on the renormalised
-    rest). temperature 0 takes the largest logit, ties to the lowest id.
+    Order of operations, the one of vLLM's sampler: grammar mask, allowed_token_ids, bad_words, min_tokens, logit_bias,
+    repetition penalty, frequency and presence penalty on the raw logits; then temperature, min_p, top_k, top_p (on the
+    renormalised rest). temperature 0 takes the largest logit, ties to the lowest id.
 
     n: choices per prompt, at most 1024, each with its own noise.
     temperature: 0 = greedy. top_k: 0 or -1 = off. top_p, min_p: 1 and 0 = off.
@@ -79,6 +79,11 @@ class SamplingParams:
     ignore_eos: the model's end-of-sequence ids do not stop. logprobs: None = none, N = of the token drawn and of the N
     most likely, raw (before temperature and penalties). skip_special_tokens: leave them out of the text.
     structured_outputs: what the output has to match (StructuredOutputsParams, or a mapping of its fields).
+    prompt_logprobs: None = none, N = of the prompt's tokens and of the N most likely in their places, raw; the whole
+    prompt is computed for it, whatever the prefix cache has.
+    allowed_token_ids: no other id is ever drawn, ends of sequence included. bad_words: strings that are not generated,
+    with or without a space before them: the last token of each is ruled out behind the others. Another split of the
+    same text into tokens is not. Where a grammar and these leave no token, the output ends with "abort".
 
     Raises SamplingParamsError, which names the field, the value and the remedy.
     """
@@ -102,9 +107,12 @@ class SamplingParams:
     logprobs: int | None = None
     skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
+    allowed_token_ids: Iterable[int] | None = None
+    bad_words: Iterable[str] | None = ()
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs"):
+        for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None or name in ("n", "top_k", "min_tokens"):
                 object.__setattr__(self, name, _integer(name, getattr(self, name)))
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
@@ -136,11 +144,16 @@ class SamplingParams:
             if not isinstance(text, str) or not text:
                 raise _fail("stop", text, "stop strings must be non-empty strings")
         object.__setattr__(self, "stop", stop)
-        ids = _items("stop_token_ids", self.stop_token_ids, "use a list of token ids")
-        object.__setattr__(self, "stop_token_ids", tuple(_integer("stop_token_ids", token) for token in ids))
-        for token in self.stop_token_ids or ():
-            if not 0 <= token <= MAX_INT32:
-                raise _fail("stop_token_ids", token, "token ids are 0 to 2**31 - 1")
+        words = _items("bad_words", self.bad_words, "use a list of strings")
+        for text in words:
+            if not isinstance(text, str) or not text:
+                raise _fail("bad_words", text, "bad words must be non-empty strings")
+        object.__setattr__(self, "bad_words", words)
+        object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise _fail("allowed_token_ids", [], "give at least one token id, or None to allow all")
         if self.logit_bias is None:
             return
         if not isinstance(self.logit_bias, Mapping):
@@ -175,8 +188,10 @@ class SamplingParams:
                 raise _fail("max_tokens", self.max_tokens, "use 1 to 2**31 - 1, or None for no limit")
             if self.min_tokens > self.max_tokens:
                 raise _fail("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_INT32:
-            raise _fail("logprobs", self.logprobs, "use 0 to 2**31 - 1 alternatives, or None for no logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None and not 0 <= count <= MAX_INT32:
+                raise _fail(name, count, f"use 0 to 2**31 - 1 alternatives, or None for no {name}")
 
     @property
     def greedy(self) -> bool:
@@ -205,6 +220,14 @@ def _items(field: str, value: Any, remedy: str) -> tuple[Any, ...]:
         return () if value is None else tuple(value)
     except TypeError:  # not iterable
         raise _fail(field, value, remedy) from None
+
+
+def _token_ids(field: str, value: Any) -> tuple[int, ...]:
+    ids = tuple(_integer(field, token) for token in _items(field, value, "use a list of token ids"))
+    for token in ids:
+        if not 0 <= token <= MAX_INT32:
+            raise _fail(field, token, "token ids are 0 to 2**31 - 1")
+    return ids
 
 
 def _bias_item(item: tuple[Any, Any]) -> tuple[int, float]:

@@ -112,6 +112,9 @@ class Scheduler:
         if self.states is not None:
             self._plan_snapshots(sequence, usable, len(found))
             found = found[: self.states.known(keys[: len(found)])]
+        if sequence.rows_to_score:
+            found = found[: sequence.rows_to_score.start // BLOCK_TOKENS]
+            found = found[: len(found) if self.states is None else self.states.known(keys[: len(found)])]
         if self.taps_are_shared:
             tapped = self.pool.num_tapped(found)
             if self.states is not None:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from paceline.sampling import NO_TOKEN
 from paceline.sampling_params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort"]
+MASKS = ("allowed_token_ids", "bad_words", "structured_outputs", "min_tokens")  # parameters that rule tokens out
 
 
 class Detokenizer(Protocol):
@@ -56,7 +58,8 @@ class StopChecker:
     include_stop_str_in_output), and a stop token adds no text (unless so). Nothing stops within the first min_tokens
     tokens but the limits; a stop string may begin there. Text that may turn out to begin a stop string is held back.
     A grammar whose document is complete stops as an end-of-sequence id does, within min_tokens and with ignore_eos too;
-    one that cannot go on ends the output with "abort" and the cause as stop_reason.
+    one that cannot go on ends the output with "abort" and the cause as stop_reason, and so does a place where the masks
+    of the parameters leave no token (NO_TOKEN in a block).
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class StopChecker:
         self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
         self._stop_ids = frozenset(params.stop_token_ids or ())
         self._min_tokens = params.min_tokens
+        self._masks = [name for name in MASKS if getattr(params, name)]
         room = max_model_len - num_prompt_tokens
         self._limit = room if params.max_tokens is None else min(params.max_tokens, room)
         self._text = ""
@@ -108,6 +112,9 @@ class StopChecker:
             tokens = ()
             self._finish("abort", f"grammar: {self._grammar.failed}", 0)
         for token in tokens:
+            if token == NO_TOKEN:
+                self._finish("abort", f"{', '.join(self._masks)}: no token is left that may follow", 0)
+                break
             used += 1
             if self._feed_one(token):
                 break

@@ -81,6 +81,10 @@ class Tokenizer:
             known = self._token_bytes[token] = self._bytes_of(text)
         return known
 
+    def token_text(self, token: int) -> str:
+        """Its characters, U+FFFD for bytes that are none alone."""
+        return self.token_bytes(token).decode("utf-8", "replace")
+
     def _bytes_of(self, text: str) -> bytes:
         if self.byte_level:
             table = _byte_table()

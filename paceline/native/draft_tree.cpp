@@ -141,8 +141,10 @@ std::vector<std::pair<Tokens, Tokens>> walk(const Logits& logits, const std::vec
     Prefix prefix(*states[i]);
     Tokens path{0}, tokens;
     for (size_t at = 0;;) {
-      const RowView& view = slot.view(logits.data() + (first + at) * logits.shape(1), width, nullptr, *states[i]);
-      const int64_t token = draw_coupled(view, states[i]->warp, states[i]->noise(Stream::kGumbel));
+      const float* raw = logits.data() + (first + at) * logits.shape(1);
+      const RowView& view = slot.view(raw, width, nullptr, *states[i]);
+      const int64_t token =
+          exhausted(view, raw) ? kNoToken : draw_coupled(view, states[i]->warp, states[i]->noise(Stream::kGumbel));
       tokens.push_back(token);
       size_t child = at;
       while (child < drafts[i].size() && !(parents[i][child] == static_cast<int64_t>(at) && drafts[i][child] == token))

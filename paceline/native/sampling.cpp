@@ -93,6 +93,15 @@ class Pass {
     view_.reset(x, width_, map_ == nullptr ? nullptr : map_->ids.data());
     return view_;
   }
+  // Whether masks left nothing of row r, whose view this is.
+  bool exhausted(const RowView& view, size_t r) const {
+    return paceline::sampling::exhausted(view, x_ + r * static_cast<size_t>(width_));
+  }
+  // The target's draw in row r.
+  int64_t draw(size_t r, const SamplingState& state, const NoiseKey& noise) {
+    const RowView& row = view(r, state);
+    return exhausted(row, r) ? kNoToken : token(draw_coupled(row, state.warp, noise));
+  }
 
  private:
   bool permits(size_t r, int64_t id) const {
@@ -192,7 +201,7 @@ void draw_shared(Pass& pass, paceline::ThreadPool& pool, const std::vector<Sampl
     for (size_t r = size_t(mine.begin); r < size_t(mine.end); ++r) {
       const SamplingState& state = *rows[r].first;
       const NoiseKey noise = state.noise(Stream::kGumbel, int64_t(rows[r].second));
-      out[r] = pass.token(draw_coupled(pass.view(r, state), state.warp, noise));
+      out[r] = pass.draw(r, state, noise);
     }
   });
 }
@@ -208,7 +217,7 @@ Tokens sample(const Logits& logits, const std::vector<SamplingState*>& states, c
     return out;
   }
   each_row(states, drafts, [&](size_t r, const SamplingState& state, size_t) {
-    out[r] = draw_coupled(pass.view(r, state), state.warp, state.noise(Stream::kGumbel));
+    out[r] = pass.draw(r, state, state.noise(Stream::kGumbel));
   });
   return out;
 }
@@ -332,8 +341,11 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
     const Tokens& block = drafts.empty() ? none : drafts[i];
     Prefix prefix(state);
     size_t j = 0;
+    int64_t next = kNoToken;
     for (;; ++j) {
-      const Distribution target(pass.view(row + j, state), state.warp);
+      const RowView& view = pass.view(row + j, state);
+      if (pass.exhausted(view, row + j)) break;
+      const Distribution target(view, state.warp);
       if (j < block.size()) {
         const float prob = target.at(static_cast<int>(block[j]));
         if (accept_draft(prob, q.row(draft + j), block[j], uniform53(state.noise(Stream::kAccept)))) {
@@ -343,9 +355,10 @@ std::vector<std::pair<int64_t, int64_t>> reject(const Logits& logits, const std:
       }
       target.write(p.data());
       if (j < block.size()) subtract_residual(p.data(), width, q.row(draft + j), block[j]);
+      next = draw_inverse_cdf(p.data(), width, uniform53(state.noise(Stream::kNext)));
       break;
     }
-    out.emplace_back(static_cast<int64_t>(j), draw_inverse_cdf(p.data(), width, uniform53(state.noise(Stream::kNext))));
+    out.emplace_back(static_cast<int64_t>(j), next);
     row += block.size() + 1;
     draft += block.size();
   }
@@ -428,7 +441,8 @@ Array<int64_t, 1> argmax(const Logits& logits) {
 void init_state(SamplingState* self, int vocab_size, const Tokens& prompt, double temperature, int64_t top_k,
                 double top_p, double min_p, double repetition_penalty, double presence_penalty,
                 double frequency_penalty, const std::vector<std::pair<int64_t, double>>& logit_bias,
-                const Tokens& banned, int64_t min_tokens, uint64_t seed, uint32_t choice) {
+                const Tokens& banned, int64_t min_tokens, const Tokens& allowed, const Blocks& bad_words, uint64_t seed,
+                uint32_t choice) {
   auto state = std::make_unique<SamplingState>();
   state->vocab_size = vocab_size;
   state->warp = {temperature, top_k, top_p, min_p};
@@ -444,6 +458,17 @@ void init_state(SamplingState* self, int vocab_size, const Tokens& prompt, doubl
     state->banned.push_back(static_cast<int32_t>(id));
   }
   state->min_tokens = min_tokens;
+  for (int64_t id : allowed) {
+    state->check(id, "allowed");
+    state->allowed.push_back(static_cast<int32_t>(id));
+  }
+  std::sort(state->allowed.begin(), state->allowed.end());
+  state->allowed.erase(std::unique(state->allowed.begin(), state->allowed.end()), state->allowed.end());
+  for (const Tokens& word : bad_words) {
+    if (word.empty()) fail("bad_words: a word without tokens");
+    for (int64_t id : word) state->check(id, "bad_words");
+    state->bad_words.emplace_back(word.begin(), word.end());
+  }
   state->seed = seed;
   state->choice = choice;
   for (int64_t id : prompt) {
@@ -464,19 +489,35 @@ void register_sampling(nb::module_& m) {
       .def("__len__", [](const IdMap& map) { return map.ids.size(); });
 
   nb::class_<SamplingState>(m, "SamplingState", "Parameters and token counts of one choice of one request.")
-      .def("__init__", &init_state, "vocab_size"_a, "prompt"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = 0,
-           "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
-           "frequency_penalty"_a = 0.0, "logit_bias"_a = std::vector<std::pair<int64_t, double>>{},
-           "banned"_a = Tokens{}, "min_tokens"_a = 0, "seed"_a = 0, "choice"_a = 0,
-           "logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. top_k 0, "
-           "top_p 1 and min_p 0 are off. Raises ValueError for ids outside the vocabulary.")
+      .def(
+          "__init__", &init_state, "vocab_size"_a, "prompt"_a, nb::kw_only(), "temperature"_a = 1.0, "top_k"_a = 0,
+          "top_p"_a = 1.0, "min_p"_a = 0.0, "repetition_penalty"_a = 1.0, "presence_penalty"_a = 0.0,
+          "frequency_penalty"_a = 0.0, "logit_bias"_a = std::vector<std::pair<int64_t, double>>{},
+          "banned"_a = Tokens{}, "min_tokens"_a = 0, "allowed"_a = Tokens{}, "bad_words"_a = Blocks{}, "seed"_a = 0,
+          "choice"_a = 0,
+          "logit_bias: (id, value) pairs. banned: ids masked while the output is shorter than min_tokens. allowed: the "
+          "only ids that can be drawn; empty: all. bad_words: token sequences that the output must not hold. top_k 0, "
+          "top_p 1 and min_p 0 are off. Raises ValueError for ids outside the vocabulary.")
       .def(
           "commit",
           [](SamplingState& state, const Tokens& tokens) {
             for (int64_t id : tokens) state.check(id, "tokens");
-            for (int64_t id : tokens) state.count_output(id, 1);
+            for (int64_t id : tokens) state.append(id);
           },
           "tokens"_a, "Append tokens to the output.")
+      .def(
+          "permitted",
+          [](SamplingState& state, const Tokens& tokens) {
+            Prefix prefix(state);
+            size_t count = 0;
+            for (; count < tokens.size() && state.permits(tokens[count]); ++count) {
+              state.check(tokens[count], "tokens");
+              prefix.push(tokens[count]);
+            }
+            return count;
+          },
+          "tokens"_a, "How many of these could follow: up to the first that allowed, bad_words or banned rule out.")
+      .def_prop_ro("masks", &SamplingState::masks, "Whether any of them rules out ids for the next token.")
       .def_prop_ro("num_tokens", &SamplingState::num_tokens,
                    "Prompt and output: the absolute position of the next draw.")
       .def_ro("num_output", &SamplingState::num_output)
@@ -487,12 +528,13 @@ void register_sampling(nb::module_& m) {
       "argmax_rows", &argmax, "logits"_a,
       "int64 [rows] of float32 [rows, columns]. Ties: lowest column; NaN never wins. A row of NaN and -inf alone gives "
       "its first -inf, or 0.");
-  m.def("sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
-        "pool"_a = nb::none(),
-        "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
-        "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
-        "bit i of a row permits id i. pool: its threads share the rows out where that pays. Order: mask, min_tokens, "
-        "logit_bias, penalties, temperature, min_p, top_k, top_p.");
+  m.def(
+      "sample_rows", &sample, "logits"_a, "states"_a, "drafts"_a = Blocks{}, "allowed"_a = nb::none(),
+      "pool"_a = nb::none(),
+      "The token drawn in every row. logits: float32 [rows, vocabulary], raw; state i owns len(drafts[i]) + 1 rows, "
+      "of which row j sees drafts 1..j. Empty drafts: one row each. allowed: int32 [rows, ceil(vocabulary / 32)], "
+      "bit i of a row permits id i. pool: its threads share the rows out where that pays. Order: mask, allowed ids, "
+      "bad words, min_tokens, logit_bias, penalties, temperature, min_p, top_k, top_p. -1 where masks leave nothing.");
   m.def(
       "draft_rows",
       [](const Logits& logits, const std::vector<SamplingState*>& states, const Tokens& counts, const IdMap* map,
@@ -508,7 +550,8 @@ void register_sampling(nb::module_& m) {
         "The distributions that sample_rows draws from, float32 [rows, vocabulary].");
   m.def("reject_rows", &reject, "logits"_a, "states"_a, "drafts"_a, "draft_probs"_a = nb::none(),
         "draft_ids"_a = nb::none(), "allowed"_a = nb::none(),
-        "Rejection sampling: per state (accepted drafts, next token). Rows as in sample_rows. draft_probs: float32 "
+        "Rejection sampling: per state (accepted drafts, next token, -1 as in sample_rows). Rows as there. "
+        "draft_probs: float32 "
         "[drafts of all states, m], None = each draft was certain. draft_ids: int32 [1 or drafts, m], the ids of its "
         "columns; None = column is id.");
   m.def("reject_block", &reject_block, "target_probs"_a, "drafts"_a, "uniforms"_a, "draft_probs"_a = nb::none(),

@@ -46,4 +46,8 @@ int RowView::argmax() const {
   return 0;
 }
 
+bool exhausted(const RowView& row, const float* raw) {
+  return row.empty() && std::any_of(raw, raw + row.size(), [](float x) { return x > kNegInf; });
+}
+
 }  // namespace paceline::sampling

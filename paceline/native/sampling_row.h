@@ -42,4 +42,10 @@ class RowView {
   alignas(64) float tail_[kBlock];
 };
 
+// What is drawn where masks leave nothing of a row.
+constexpr int64_t kNoToken = -1;
+// Whether they leave nothing of it: `row` is `raw` (as many values) behind the masks. Of a row that had nothing above
+// -inf to begin with there is nothing to be left: false.
+bool exhausted(const RowView& row, const float* raw);
+
 }  // namespace paceline::sampling

@@ -5,6 +5,11 @@
 #include <stdexcept>
 
 namespace paceline::sampling {
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+}  // namespace
 
 void fail(const std::string& message) { throw std::invalid_argument(message); }
 
@@ -28,11 +33,37 @@ void SamplingState::check(int64_t id, const char* what) const {
          std::to_string(vocab_size));
 }
 
+bool SamplingState::completes(const std::vector<int32_t>& word) const {
+  const size_t before = word.size() - 1;
+  return before <= output_.size() && std::equal(word.begin(), word.end() - 1, output_.end() - ptrdiff_t(before));
+}
+
+bool SamplingState::permits(int64_t id) const {
+  if (!allowed.empty() && !std::binary_search(allowed.begin(), allowed.end(), id)) return false;
+  if (num_output < min_tokens && std::find(banned.begin(), banned.end(), id) != banned.end()) return false;
+  return std::none_of(bad_words.begin(), bad_words.end(),
+                      [&](const std::vector<int32_t>& word) { return word.back() == id && completes(word); });
+}
+
 void SamplingState::process(float* x, const IdMap* map) const {
   const auto column = [map](int32_t id) { return map == nullptr ? id : map->column(id); };
+  const auto forbid = [&](int32_t id) {
+    if (int c = column(id); c >= 0) x[c] = kNegInf;
+  };
+  if (!allowed.empty()) {
+    static thread_local std::vector<float> kept;
+    kept.clear();
+    for (int32_t id : allowed)
+      if (int c = column(id); c >= 0) kept.push_back(x[c]);
+    std::fill_n(x, map == nullptr ? static_cast<size_t>(vocab_size) : map->ids.size(), kNegInf);
+    auto next = kept.begin();
+    for (int32_t id : allowed)
+      if (int c = column(id); c >= 0) x[c] = *next++;
+  }
+  for (const std::vector<int32_t>& word : bad_words)
+    if (completes(word)) forbid(word.back());
   if (num_output < min_tokens)
-    for (int32_t id : banned)
-      if (int c = column(id); c >= 0) x[c] = -std::numeric_limits<float>::infinity();
+    for (int32_t id : banned) forbid(id);
   for (const auto& [id, value] : bias)
     if (int c = column(id); c >= 0) x[c] += value;
   if (!penalised()) return;

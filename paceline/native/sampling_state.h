@@ -34,6 +34,8 @@ class SamplingState {
   std::vector<std::pair<int32_t, float>> bias;
   std::vector<int32_t> banned;  // end-of-sequence and stop ids, masked while output is shorter than min_tokens
   int64_t min_tokens = 0;
+  std::vector<int32_t> allowed;                 // nothing else can be drawn, increasing; empty: no such list
+  std::vector<std::vector<int32_t>> bad_words;  // sequences that the output must not hold; none is empty
   uint64_t seed = 0;
   uint32_t choice = 0;
   int64_t num_prompt = 0, num_output = 0;
@@ -51,16 +53,27 @@ class SamplingState {
     ++num_prompt;
     if (penalised()) entries_[slot(id)].prompt = true;
   }
-  void count_output(int64_t id, int by) {
-    num_output += by;
-    if (penalised()) entries_[slot(id)].output += by;
+  void append(int64_t id) {
+    ++num_output;
+    if (penalised()) ++entries_[slot(id)].output;
+    if (!bad_words.empty()) output_.push_back(static_cast<int32_t>(id));
+  }
+  // The last token that was appended.
+  void take_back(int64_t id) {
+    --num_output;
+    if (penalised()) --entries_[slot(id)].output;
+    if (!bad_words.empty()) output_.pop_back();
   }
 
+  // Whether ids are ruled out for the next row, whatever its logits.
+  bool masks() const { return !allowed.empty() || !bad_words.empty() || (!banned.empty() && num_output < min_tokens); }
   // True if `process` changes the next row.
-  bool processes() const { return penalised() || !bias.empty() || (!banned.empty() && num_output < min_tokens); }
+  bool processes() const { return penalised() || !bias.empty() || masks(); }
+  // Whether the masks permit this id as the next token.
+  bool permits(int64_t id) const;
 
-  // Order of vLLM's sampler: min_tokens, logit_bias, then repetition, frequency and presence penalty. num_output
-  // already includes the drafts before this row.
+  // Order of vLLM's sampler: allowed ids, bad words, min_tokens, logit_bias, then repetition, frequency and presence
+  // penalty. num_output and the output already include the drafts before this row.
   void process(float* x, const IdMap* map) const;
 
  private:
@@ -69,10 +82,13 @@ class SamplingState {
     int32_t output;
     bool prompt;
   };
-  std::vector<Entry> entries_;  // distinct ids seen, in order of appearance
-  std::vector<int32_t> slots_;  // per id: its entry, or -1; allocated for penalised requests alone
+  std::vector<Entry> entries_;   // distinct ids seen, in order of appearance
+  std::vector<int32_t> slots_;   // per id: its entry, or -1; allocated for penalised requests alone
+  std::vector<int32_t> output_;  // kept for bad words alone
 
   size_t slot(int64_t id);
+  // Whether the output ends with all of the word but its last token.
+  bool completes(const std::vector<int32_t>& word) const;
 };
 
 // Counts a block's tokens on top of a state and takes them off again.
@@ -82,11 +98,11 @@ class Prefix {
   Prefix(const Prefix&) = delete;
   Prefix& operator=(const Prefix&) = delete;
   ~Prefix() {
-    for (int64_t id : tokens_) state_.count_output(id, -1);
+    for (; !tokens_.empty(); tokens_.pop_back()) state_.take_back(tokens_.back());
   }
   void push(int64_t id) {
     tokens_.push_back(id);
-    state_.count_output(id, 1);
+    state_.append(id);
   }
 
  private:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
 from paceline.parsing.deltas import ChatDelta, ChatMessage, ToolCallDelta
-from paceline.server import render
+from paceline.server import functions, render
 from paceline.server.body import new_router
 from paceline.server.protocol import ChatRequest
 from paceline.server.reader import Reader, message_of
@@ -90,6 +90,8 @@ class Chat:
         }
         if r.return_token_ids:
             body["prompt_token_ids"] = output.prompt_token_ids
+        if output.prompt_logprobs is not None and r.prompt_logprobs is not None:
+            body["prompt_logprobs"] = render.prompt_logprobs(output.prompt_logprobs, r.prompt_logprobs)
         return body | self.extras(output)
 
     def choice(self, output: CompletionOutput) -> dict[str, Any]:
@@ -112,7 +114,9 @@ class Chat:
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.turn.style is not None and self.turn.show_reasoning:
             message |= _reasoning(said.reasoning or None)
-        if said.tool_calls:
+        if said.tool_calls and self.request.functions:
+            message |= functions.said(said.tool_calls)
+        elif said.tool_calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in said.tool_calls
@@ -121,7 +125,9 @@ class Chat:
 
     def finish_reason(self, reader: Reader, reason: str | None) -> str | None:
         """As OpenAI has it: a named function's call is the answer that was asked for, so it ends with "stop"."""
-        return "tool_calls" if reason == "stop" and reader.num_calls and not self.turn.named else reason
+        if reason != "stop" or not reader.num_calls or self.turn.named:
+            return reason
+        return "function_call" if self.request.functions else "tool_calls"
 
     def logprobs(self, entries: list[Any]) -> dict[str, Any]:
         return render.chat_logprobs(entries, self.service.texts, self.top or 0)
@@ -188,7 +194,7 @@ class Chat:
     def pieces(self, index: int, delta: StreamDelta, reader: Reader) -> list[dict[str, Any]]:
         """The choices of a step's chunks: one for each kind of thing it added, so that clients that look for one find
         it. Log-probabilities, ids and the end come with the last."""
-        parts: list[dict[str, Any]] = [_delta(part) for part in reader.read(delta)]
+        parts: list[dict[str, Any]] = [_delta(part, bool(self.request.functions)) for part in reader.read(delta)]
         tokens_shown = self.top is not None or self.request.return_token_ids
         if not parts and (delta.finish_reason is not None or (tokens_shown and delta.token_ids)):
             parts = [{}]
@@ -215,11 +221,14 @@ def _reasoning(text: str | None) -> dict[str, Any]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _delta(part: ChatDelta) -> dict[str, Any]:
+def _delta(part: ChatDelta, old: bool) -> dict[str, Any]:
+    """old: calls in OpenAI's old form."""
     if part.reasoning:
         return _reasoning(part.reasoning)
     if part.content:
         return {"content": part.content}
+    if old:
+        return functions.delta(part.tool_calls[0])
     return {"tool_calls": [_call(piece) for piece in part.tool_calls]}
 
 

@@ -93,18 +93,22 @@ class Completion:
         return self.head(job) | {"choices": choices, "usage": render.usage_of(outputs)} | self.extras(outputs)
 
     def choice(self, prompt: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
-        logprobs = None
-        if self.top is not None:
+        logprobs, echo = None, self.echoes[prompt]
+        if self.top is not None and self.request.echo:
+            logprobs = render.echoed_logprobs(output, choice.logprobs or [], self.service.texts, self.top, len(echo))
+        elif self.top is not None:
             logprobs, _ = render.completion_logprobs(choice.logprobs or [], self.service.texts, self.top, 0)
         found: dict[str, Any] = {
             "index": prompt * len(output.outputs) + choice.index,
-            "text": self.echoes[prompt] + choice.text,
+            "text": echo + choice.text,
             "logprobs": logprobs,
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if self.request.return_token_ids:
             found |= {"token_ids": choice.token_ids, "prompt_token_ids": output.prompt_token_ids}
+        if output.prompt_logprobs is not None and self.request.prompt_logprobs is not None:
+            found["prompt_logprobs"] = render.prompt_logprobs(output.prompt_logprobs, self.request.prompt_logprobs)
         return found
 
     def extras(self, outputs: list[RequestOutput]) -> dict[str, Any]:

@@ -21,15 +21,16 @@ AUTO, NONE = "auto", "none"  # names of parsers: the model's own, and no parser
 CHAT_ONLY: Mapping[str, str] = {
     "tools": "belongs to a chat; use /v1/chat/completions",
     "tool_choice": "belongs to a chat; use /v1/chat/completions",
+    "functions": "belongs to a chat; use /v1/chat/completions",
+    "function_call": "belongs to a chat; use /v1/chat/completions",
     "reasoning": "is not a field of this endpoint; use reasoning_effort of /v1/chat/completions",
     "reasoning_effort": "belongs to a chat; use /v1/chat/completions",
     "thinking": "belongs to a chat; use /v1/chat/completions",
+    "prompt_logprobs": "is not a field of this endpoint; use /v1/chat/completions or /v1/completions",
     "response_format": "is not a field of this endpoint; /v1/responses has text.format, /v1/messages output_config",
 }
 
 REFUSED: Mapping[str, str] = {
-    "functions": "is OpenAI's old form; use tools",
-    "function_call": "is OpenAI's old form; use tool_choice",
     "thinking_token_budget": "is not supported; use max_tokens",
     "structural_tag": "is not supported; use tools or structured_outputs",
 }

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.async_llm import AsyncLLM
 from paceline.chat_template import ChatTemplateError
 from paceline.server.errors import ApiError, bad
+from paceline.server.functions import modern
 from paceline.server.tool_prompt import in_words
 
 _RESERVED = frozenset(
@@ -17,19 +18,16 @@ _RESERVED = frozenset(
 
 
 def normalised(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a chat template: text parts joined, arguments of past tool calls as objects. Raises ApiError for
-    parts that are not text."""
+    """Messages for a chat template: text parts joined, past calls in OpenAI's newer form, their arguments as objects.
+    Raises ApiError for parts that are not text."""
     if not messages:
         raise bad("messages", messages, "give at least one message")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(modern(messages))]
 
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise bad(f"{where}.role", message.get("role"), "use 'system', 'user', 'assistant' or 'tool'")
-    if message["role"] == "function" or message.get("function_call") is not None:  # templates would leave them out
-        field, value = ("role", "function") if message["role"] == "function" else ("function_call", "...")
-        raise bad(f"{where}.{field}", value, "is OpenAI's old form; use tool_calls and messages of the role 'tool'")
     out = {key: value for key, value in message.items() if key not in ("cache_control", "reasoning")}
     if isinstance(message.get("reasoning"), str):  # the newer name; templates know the other
         out.setdefault("reasoning_content", message["reasoning"])

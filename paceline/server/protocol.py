@@ -11,12 +11,14 @@ from paceline.sampling_params import SamplingParams
 from paceline.server.errors import bad
 from paceline.server.features import ModelFeatures, take_features
 from paceline.server.fields import check_extra
+from paceline.server.functions import NAMES, as_tools
 from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.turn import Asked
 from paceline.server.wanted import Wanted, from_fields
 from paceline.values import shown
 
 MAX_STOPS = 64
+MAX_BAD_WORDS = 4096
 MAX_NAME = 256
 
 # Fields that SamplingParams has under the same name; null means its default.
@@ -37,6 +39,8 @@ SAMPLING = (
     "min_tokens",
     "ignore_eos",
     "skip_special_tokens",
+    "allowed_token_ids",
+    "bad_words",
 )
 
 
@@ -98,6 +102,8 @@ class GenerationRequest(ApiModel):
     max_tokens: int | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    allowed_token_ids: Ids | None = None
+    bad_words: Texts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     num_speculative_tokens: int | None = None
@@ -115,6 +121,8 @@ class GenerationRequest(ApiModel):
             self.stream_options.check()
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
+        if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
+            raise bad("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} bad words")
         if self.cache_salt is not None and not 1 <= len(self.cache_salt) <= MAX_NAME:
             raise bad("cache_salt", self.cache_salt, f"use 1 to {MAX_NAME} characters")
         # printable: it stands in the log, where a line end would begin a line of the client's own
@@ -128,14 +136,19 @@ class GenerationRequest(ApiModel):
             (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
         )
 
-    def sampling(self, *, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    def sampling(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
+    ) -> SamplingParams:
         """Raises SamplingParamsError."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, **given)
+        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
 
 
 class FormattedRequest(GenerationRequest):
-    """What chat and plain completions say about the form of their output: one of these, or structured_outputs."""
+    """What chat and plain completions alone have: log-probabilities of the prompt, and the form of the output: one of
+    its fields, or structured_outputs."""
+
+    prompt_logprobs: int | None = None
 
     response_format: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
@@ -144,6 +157,16 @@ class FormattedRequest(GenerationRequest):
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None  # there is one
+
+    def check(self) -> None:
+        super().check()
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad("prompt_logprobs", self.prompt_logprobs, "is not served with stream=true; leave one of them out")
+
+    def checked_prompt_logprobs(self, most: int) -> int | None:
+        """Raises ApiError."""
+        count = self.prompt_logprobs
+        return None if count is None else checked_logprobs("prompt_logprobs", count, most)
 
     def wanted(self) -> Wanted | None:
         """Raises ApiError."""
@@ -170,10 +193,22 @@ class ChatRequest(FormattedRequest, ToolRequest):
     reasoning_effort: str | None = None
     thinking: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    functions: Objects | None = None
+    function_call: str | dict[str, Any] | None = None
+
+    def check(self) -> None:
+        super().check()
+        for old, new in (("functions", "tools"), ("function_call", "tool_choice")):
+            if getattr(self, old) and getattr(self, new):
+                raise bad(old, getattr(self, old), f"is the old form of {new}; give one of them")
+        if self.functions and self.tool_choice:
+            raise bad("tool_choice", self.tool_choice, "belongs to tools; use function_call beside functions")
 
     def asked(self, model: ModelFeatures) -> Asked:
         """Raises ApiError."""
         reasons = model.reasoning is not None
+        old = bool(self.functions)
+        functions, called = as_tools(self.functions or (), self.function_call)
         return Asked(
             self.messages,
             self.chat_template_kwargs,
@@ -181,14 +216,15 @@ class ChatRequest(FormattedRequest, ToolRequest):
                 **thinking_variables(self.thinking, model.variables, reasons=reasons),
                 **effort_variables("reasoning_effort", self.reasoning_effort, model.variables, reasons=reasons),
             },
-            self.tools,
-            self.tool_choice,
-            self.parallel_tool_calls is not False,
+            functions if old else self.tools,
+            called if old else self.tool_choice,
+            self.parallel_tool_calls is not False and not old,  # an answer has one function_call
             self.wanted(),
             self.include_reasoning is not False,
             self.add_generation_prompt,
             self.continue_final_message,
             self.add_special_tokens,
+            NAMES if old else (),
         )
 
     def params(self, max_logprobs: int) -> SamplingParams:
@@ -199,7 +235,8 @@ class ChatRequest(FormattedRequest, ToolRequest):
         elif self.top_logprobs:
             raise bad("top_logprobs", self.top_logprobs, "needs logprobs=true")
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling(max_tokens=limit, logprobs=top)
+        of_prompt = self.checked_prompt_logprobs(max_logprobs)
+        return self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
 
 
 class CompletionRequest(FormattedRequest):
@@ -208,12 +245,19 @@ class CompletionRequest(FormattedRequest):
     logprobs: int | None = None
     add_special_tokens: bool | None = None
 
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.logprobs is not None and self.stream:
+            raise bad("echo", True, "with logprobs is not served with stream=true; leave one of them out")
+
     def params(self, max_logprobs: int, wanted: Wanted | None) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
         top = None if self.logprobs is None else checked_logprobs("logprobs", self.logprobs, max_logprobs)
+        of_prompt = self.checked_prompt_logprobs(max_logprobs)
         if self.echo and top is not None:
-            raise bad("echo", True, "with logprobs is not supported: there are none of the prompt")
-        params = self.sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=top)
+            of_prompt = max(top, of_prompt or 0)
+        limit = 16 if self.max_tokens is None else self.max_tokens
+        params = self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
         return params if wanted is None else replace(params, structured_outputs=wanted.params)
 
     def prompts(self) -> list[str | list[int]]:

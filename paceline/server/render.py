@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from paceline.outputs import RequestMetrics, RequestOutput
+from paceline.outputs import Logprob, PromptLogprobs, RequestMetrics, RequestOutput
 from paceline.sampling import TokenLogprobs
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.tokenizer import Tokenizer
@@ -19,10 +19,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.bytes = lru_cache(maxsize=1 << 16)(tokenizer.token_bytes)
-
-    def text(self, token: int) -> str:
-        """Its characters, U+FFFD for bytes that are none alone."""
-        return self.bytes(token).decode("utf-8", "replace")
+        self.text = tokenizer.token_text
 
     def key(self, token: int) -> str:
         """Its characters, or "bytes:\\x.." where they are no text: distinct for distinct bytes."""
@@ -57,6 +54,19 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, count: in
     return {"content": content}
 
 
+def prompt_logprobs(entries: PromptLogprobs, count: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: the prompt's own tokens and the best `count`."""
+
+    def item(entry: Logprob) -> dict[str, Any]:
+        return {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+
+    def shown(found: dict[int, Logprob]) -> dict[str, Any]:
+        own = next(iter(found))
+        return {str(i): item(entry) for i, entry in found.items() if i == own or entry.rank <= count}
+
+    return [None if found is None else shown(found) for found in entries]
+
+
 def completion_logprobs(
     entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, offset: int
 ) -> tuple[dict[str, Any], int]:
@@ -71,6 +81,32 @@ def completion_logprobs(
         offset += len(texts.text(e.token_id))
     found = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
     return {**found, "text_offset": offsets}, offset
+
+
+def echoed_logprobs(
+    output: RequestOutput, entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, echo: int
+) -> dict[str, Any]:
+    """The same of a choice whose text begins with its prompt, in `echo` characters; entries: of what it added. The
+    first token has no log-probability. Tokens before the echoed text (a BOS) are at its beginning."""
+    own = output.prompt_token_ids
+    asked = [
+        TokenLogprobs(token, found[token].logprob, found[token].rank, _ranked(found))
+        for token, found in zip(own, output.prompt_logprobs or (), strict=True)
+        if found is not None
+    ]
+    begin = echo - sum(len(texts.text(token)) for token in own)
+    rest, _ = completion_logprobs([*asked, *entries], texts, count, begin + len(texts.text(own[0])))
+    return {
+        "tokens": [texts.key(own[0]), *rest["tokens"]],
+        "token_logprobs": [None, *rest["token_logprobs"]],
+        "top_logprobs": [None, *rest["top_logprobs"]] if count else None,
+        "text_offset": [max(0, offset) for offset in (begin, *rest["text_offset"])],
+    }
+
+
+def _ranked(found: dict[int, Logprob]) -> list[tuple[int, float]]:
+    """Alternatives by rank."""
+    return [(token, entry.logprob) for token, entry in sorted(found.items(), key=lambda item: item[1].rank)]
 
 
 def usage(

@@ -24,7 +24,7 @@ from paceline.server.errors import ApiError, as_api_error, bad
 from paceline.server.features import ModelFeatures
 from paceline.server.messages import chat_prompt
 from paceline.server.reader import Reader
-from paceline.server.wanted import OR_TOOLS, TOOLS, Wanted, renamed
+from paceline.server.wanted import OR, TOOLS, Wanted, renamed
 from paceline.structured.params import StructuredOutputsError, StructuredOutputsParams
 from paceline.tokenizer import Tokenizer
 
@@ -120,7 +120,8 @@ async def prepare(engine: AsyncLLM, model: ModelFeatures, asked: Asked, params: 
 
 def _plan(tokenizer: Tokenizer, model: ModelFeatures, asked: Asked) -> tuple[ToolPlan, str]:
     """What the tools come to, with the grammar of the whole request, and the field that this comes from."""
-    wanted = asked.wanted
+    wanted, names = asked.wanted, dict(asked.names)
+    calls, chosen = names.get(TOOLS, TOOLS), names.get("tool_choice", "tool_choice")
     answer: StructuredOutputsParams | None = wanted.params if wanted is not None and wanted.yields else None
     try:
         plan = plan_tools(
@@ -132,26 +133,26 @@ def _plan(tokenizer: Tokenizer, model: ModelFeatures, asked: Asked) -> tuple[Too
             answer=answer,
         )
     except StructuredOutputsError as error:
-        raise renamed(error, TOOLS) from None
+        raise renamed(error, calls) from None
     except RecursionError:
-        raise ApiError(400, "tools: a schema is nested too deeply", param="tools") from None
+        raise ApiError(400, f"{calls}: a schema is nested too deeply", param=calls) from None
     except ConfigError as error:
         raise _under_other_names(as_api_error(error), asked.names) from None
     if plan.template_tools is not None and model.tool_parser is None:
         raise bad(
-            "tools",
+            calls,
             list(plan.tool_names),
             "nothing here reads the calls of this model; the operator can choose a format (--tool-call-parser)",
             code="unsupported_field",
         )
     if wanted is None or answer is not None:
         if wanted is None:
-            return plan, TOOLS
-        return plan, wanted.field if plan.parser is None else wanted.field + OR_TOOLS
+            return plan, calls
+        return plan, wanted.field if plan.parser is None else f"{wanted.field}{OR}{calls}"
     if plan.structured_outputs is not None:
         raise ApiError(
             400,
-            f"{wanted.field}: contradicts tool_choice, which leaves calls alone; give one of them",
+            f"{wanted.field}: contradicts {chosen}, which leaves calls alone; give one of them",
             param=wanted.field,
         )
     return replace(plan, structured_outputs=wanted.params), wanted.field

@@ -21,8 +21,8 @@ GUIDED = {  # vLLM's old names
     "guided_grammar": "grammar",
     "guided_whitespace_pattern": "whitespace_pattern",
 }
-TOOLS = "tools"
-OR_TOOLS = " or tools"  # behind the field of an answer's form, where both make one grammar
+TOOLS, FUNCTIONS = "tools", "functions"
+OR = " or "  # between the field of an answer's form and these, where both make one grammar
 _OURS = re.compile(r"structured_outputs(\.[a-z_]+)?")
 
 
@@ -121,7 +121,7 @@ def renamed(error: StructuredOutputsError, field: str) -> ApiError:
     ours = _OURS.match(text)
     if field == "structured_outputs" and ours is not None:
         return ApiError(400, text, param=ours[0])
-    if field.endswith(TOOLS):  # the grammar made of them means nothing to the client
+    if field.endswith((TOOLS, FUNCTIONS)):  # the grammar made of them means nothing to the client
         reason = text.rpartition("cannot be compiled: ")[2].rpartition(f"{ours and ours[0]}=")[2]
-        return ApiError(400, f"{field}: the schemas cannot be compiled: {reason}", param=field.removesuffix(OR_TOOLS))
+        return ApiError(400, f"{field}: the schemas cannot be compiled: {reason}", param=field.partition(OR)[0])
     return ApiError(400, field + (text[ours.end() :] if ours is not None else f": {text}"), param=field)

@@ -48,6 +48,16 @@ class Proposal:
     trees: list[DraftTree | None] | None = None
 
 
+def trim_to_masks(states: Sequence[SamplingState], proposal: Proposal) -> None:
+    """Cut drafts that the target cannot draw, and those behind them: allowed_token_ids, bad_words and min_tokens rule
+    them out. Not where they were drawn from known distributions, which respect these and would have to be conditioned
+    on what is left."""
+    if proposal.probs is None:
+        for i, state in enumerate(states):
+            if state.masks and proposal.drafts[i]:
+                proposal.drafts[i] = proposal.drafts[i][: state.permitted(proposal.drafts[i])]
+
+
 class Drafter(Protocol):
     """Guesses the tokens that follow. Guesses change the speed, never the text."""
 

@@ -224,6 +224,7 @@ def seen_by_client(choice: CompletionOutput) -> dict[str, Any]:
 def assert_same(got: RequestOutput, want: RequestOutput, about: object) -> None:
     assert got.finished and want.finished
     assert got.prompt_token_ids == want.prompt_token_ids and len(got.outputs) == len(want.outputs)
+    assert got.prompt_logprobs == want.prompt_logprobs, about
     for a, b in zip(got.outputs, want.outputs, strict=True):
         left, right = seen_by_client(a), seen_by_client(b)
         for name in left:

@@ -68,8 +68,25 @@ def prompts(*lengths: int) -> list[list[int]]:
 PARAMS = [
     SamplingParams(temperature=0.0, seed=1, max_tokens=30, logprobs=1, ignore_eos=True),
     SamplingParams(temperature=1.0, seed=2, max_tokens=40, logprobs=2, n=2),
-    SamplingParams(temperature=1.4, seed=3, max_tokens=25, top_k=9, repetition_penalty=1.2, ignore_eos=True),
-    SamplingParams(temperature=0.7, seed=4, max_tokens=30, logit_bias={5: 3.0}, stop_token_ids=[5, 6], min_tokens=3),
+    SamplingParams(
+        temperature=1.4,
+        seed=3,
+        max_tokens=25,
+        top_k=9,
+        repetition_penalty=1.2,
+        ignore_eos=True,
+        allowed_token_ids=range(1, 30),
+        bad_words=["ab", "g", "hh"],
+    ),
+    SamplingParams(
+        temperature=0.7,
+        seed=4,
+        max_tokens=30,
+        logit_bias={5: 3.0},
+        stop_token_ids=[5, 6],
+        min_tokens=3,
+        prompt_logprobs=2,
+    ),
 ]
 
 

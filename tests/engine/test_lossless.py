@@ -61,8 +61,11 @@ def sampling(draw: Any) -> SamplingParams:
         "include_stop_str_in_output": maybe(st.just(True)),
         "ignore_eos": maybe(st.just(True)),
         "logprobs": maybe(st.sampled_from([0, 3])),
+        "prompt_logprobs": maybe(st.sampled_from([0, 2])),
         "n": maybe(st.integers(2, 3)),
         "skip_special_tokens": maybe(st.just(False)),
+        "allowed_token_ids": maybe(st.lists(tokens, min_size=20, unique=True)),
+        "bad_words": maybe(st.lists(st.sampled_from(STOPS), max_size=4)),
     }
     limit = draw(st.sampled_from([1, 2, 5, 17, 30, 30, 30, None]))
     if limit is not None and limit > 1:

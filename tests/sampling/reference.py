@@ -47,12 +47,14 @@ class Request:
     logit_bias: dict[int, float] = field(default_factory=dict)
     banned: list[int] = field(default_factory=list)
     min_tokens: int = 0
+    allowed: list[int] = field(default_factory=list)
+    bad_words: list[list[int]] = field(default_factory=list)
     seed: int = 0
     choice: int = 0
 
     def native_arguments(self) -> dict:
         names: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty")
-        names += ("frequency_penalty", "banned", "min_tokens", "seed", "choice")
+        names += ("frequency_penalty", "banned", "min_tokens", "allowed", "bad_words", "seed", "choice")
         return {n: getattr(self, n) for n in names} | {"logit_bias": sorted(self.logit_bias.items())}
 
 
@@ -62,6 +64,9 @@ def processed(row: np.ndarray, r: Request, before: Sequence[int] = (), allowed: 
     output = [*r.output, *before]
     if allowed is not None:
         x[[i for i in range(len(x)) if i not in allowed]] = -np.inf
+    if r.allowed:
+        x[[i for i in range(len(x)) if i not in r.allowed]] = -np.inf
+    x[forbidden(r.bad_words, output)] = -np.inf
     if len(output) < r.min_tokens:
         x[r.banned] = -np.inf
     for token, bias in r.logit_bias.items():
@@ -74,6 +79,11 @@ def processed(row: np.ndarray, r: Request, before: Sequence[int] = (), allowed: 
             x[token] -= np.float32(r.frequency_penalty) * np.float32(count)
             x[token] -= np.float32(r.presence_penalty)
     return np.minimum(x, np.finfo(np.float32).max).astype(np.float64)
+
+
+def forbidden(bad_words: Sequence[Sequence[int]], output: Sequence[int]) -> list[int]:
+    """Ids that would complete one of the words."""
+    return [word[-1] for word in bad_words if list(output[len(output) - len(word) + 1 :]) == list(word[:-1])]
 
 
 def survivors(x: np.ndarray, r: Request) -> np.ndarray:
@@ -114,9 +124,9 @@ def scores(x: np.ndarray, r: Request, position: int, stream: int = GUMBEL, ids: 
 
 
 def draw(x: np.ndarray, r: Request, position: int, stream: int = GUMBEL, ids: Sequence[int] | None = None) -> int:
-    """Column drawn."""
+    """Column drawn; -1 where nothing is left."""
     if not (x > -np.inf).any():
-        return 0
+        return -1
     if r.temperature == 0:
         return int(np.argmax(x))
     kept, s = scores(x, r, position, stream, ids)

@@ -62,13 +62,13 @@ def test_coupled_draws_follow_the_warped_distribution(warp):
     assert chi_square_p(observed[alive], p[alive] * n) > 0.001
 
 
-def run_blocks(target, drafter, trials, mode, warp):
+def run_blocks(target, drafter, trials, mode, warp, bad_words=()):
     """Tokens at the first two positions, generated in rounds of two drafts, one fixed distribution per position."""
     vocab = target.shape[1]
     params = SamplingParams(**warp)
     out, accepted, proposed = [], 0, 0
     for trial in range(trials):
-        s = sampling.make_state(params, [], vocab_size=vocab, seed=trial + 1000)
+        s = sampling.make_state(params, [], vocab_size=vocab, seed=trial + 1000, bad_words=bad_words)
         tokens: list[int] = []
         while len(tokens) < 2:
             at = len(tokens)
@@ -89,14 +89,27 @@ def run_blocks(target, drafter, trials, mode, warp):
 
 
 @pytest.mark.parametrize("mode", ["coupled", "rejection"])
-@pytest.mark.parametrize("warp", [{}, {"temperature": 0.8, "top_k": 3}, {"top_p": 0.8}])
-def test_speculative_pairs_follow_the_target(mode, warp):
+@pytest.mark.parametrize(
+    ("warp", "masks"),
+    [
+        ({}, {}),
+        ({"temperature": 0.8, "top_k": 3}, {}),
+        ({"top_p": 0.8}, {}),
+        ({}, {"allowed": [0, 1, 2, 4], "bad_words": [[0, 1], [2, 2], [4, 0], [4, 1]]}),
+    ],
+)
+def test_speculative_pairs_follow_the_target(mode, warp, masks):
     """The joint distribution of two tokens is the target's, although a rejected block's noise is used again."""
     vocab, trials = 5, 6000
     target, drafter = distributions(1, 5, vocab), distributions(2, 5, vocab)
-    pairs, _ = run_blocks(target, drafter, trials, mode, warp)
-    p = [reference.probs(reference.processed(row, Request()), Request(**warp)) for row in target[:2]]
-    joint = np.outer(p[0], p[1]).ravel()
+    allowed = {"allowed_token_ids": masks["allowed"]} if masks else {}
+    pairs, _ = run_blocks(target, drafter, trials, mode, warp | allowed, masks.get("bad_words", ()))
+
+    def probs(row, *before):
+        return reference.probs(reference.processed(row, Request(**masks), before), Request(**warp))
+
+    first = probs(target[0])
+    joint = np.concatenate([first[token] * probs(target[1], token) for token in range(vocab)])
     observed = np.bincount(pairs[:, 0] * vocab + pairs[:, 1], minlength=vocab * vocab)
     assert observed[joint == 0].sum() == 0
     rare = joint * trials < 8

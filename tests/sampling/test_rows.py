@@ -65,6 +65,8 @@ def requests(draw, vocab: int) -> Request:
         logit_bias=draw(st.dictionaries(ids, st.sampled_from([-100.0, -2.0, 3.5, 100.0]), max_size=4)),
         banned=draw(st.lists(ids, max_size=3)),
         min_tokens=draw(st.sampled_from([0, 5, 30])),
+        allowed=draw(st.one_of(st.just([]), st.lists(ids, max_size=6), st.lists(ids, min_size=vocab // 2))),
+        bad_words=draw(st.lists(st.lists(st.integers(0, min(4, vocab - 1)), min_size=1, max_size=3), max_size=5)),
         seed=draw(st.integers(0, 2**64 - 1)),
         choice=draw(st.integers(0, 5)),
     )
@@ -98,7 +100,8 @@ def test_draws_and_probabilities_equal_the_reference(isa, data, kind, vocab):
     [got] = _native.sample_rows(row[None], [s])
     probs = _native.probs_rows(row[None], [s])[0]
     if not (x > -np.inf).any():
-        assert probs.sum() == 1 and probs[got] == 1
+        assert probs.sum() == 1
+        assert got == -1 if (row > -np.inf).any() else probs[got] == 1
         return
     assert got == reference.draw(x, r, position(r))
     np.testing.assert_allclose(probs, reference.probs(x, r), rtol=2e-5, atol=1e-7)
@@ -278,6 +281,10 @@ def test_logprobs_of_a_row_without_finite_logits_are_nan(isa):
         (lambda x, s: _native.IdMap(np.array([3, 10], np.int32), 10), "outside"),
         (lambda x, s: _native.SamplingState(10, [10]), "prompt"),
         (lambda x, s: _native.SamplingState(10, [], banned=[-1]), "banned"),
+        (lambda x, s: _native.SamplingState(10, [], allowed=[3, 10]), "allowed"),
+        (lambda x, s: _native.SamplingState(10, [], bad_words=[[1], [2, 10]]), "bad_words"),
+        (lambda x, s: _native.SamplingState(10, [], bad_words=[[]]), "bad_words"),
+        (lambda x, s: s.permitted([1, 10]), "tokens"),
         (lambda x, s: _native.SamplingState(10, [], logit_bias=[(10, 1.0)]), "logit_bias"),
         (lambda x, s: _native.reject_rows(x, [s], [[1]], np.zeros((2, 10), np.float32)), "draft_probs"),
         (

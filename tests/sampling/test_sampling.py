@@ -59,6 +59,7 @@ SETTINGS = [
     SamplingParams(temperature=0.8),
     SamplingParams(temperature=1.2, top_k=20, top_p=0.9, min_p=0.02, presence_penalty=0.5, logit_bias={5: 2.0}),
     SamplingParams(temperature=0.9, repetition_penalty=1.2, min_tokens=10, stop_token_ids=[5]),
+    SamplingParams(temperature=1.0, allowed_token_ids=range(0, 50, 3)),
 ]
 
 

@@ -73,11 +73,14 @@ BAD: dict[str, list[Any]] = {
         np.array([True]),
         True,
     ],
+    "allowed_token_ids": [[], (), [-1], [1.5], ["1"], [True], 5, "12", {1: 2}, [2**31]],
+    "bad_words": [[""], "word", [1], [None], b"word", 5, {"a": 1}],
     "include_stop_str_in_output": [1, None],
     "min_tokens": [-1, 1.5, 2**31, None],
     "max_tokens": [0, -5, 1.5, "10", 2**31, 10**5000],
     "ignore_eos": [0],
     "logprobs": [-1, True, 2.5, 2**31],
+    "prompt_logprobs": [-1, True, 2.5, 2**31],
     "skip_special_tokens": ["yes"],
 }
 
@@ -125,6 +128,9 @@ def test_numpy_scalars_and_arrays_are_taken(kind):
     assert p == plain and hash(p) == hash(plain)
     assert type(p.seed) is int and type(p.temperature) is float and json.dumps(dataclasses.asdict(p))
     assert SamplingParams(stop_token_ids=np.array([], np.int64), stop=np.array(["a"])).stop_strings == ("a",)
+    masked = SamplingParams(allowed_token_ids=np.array([4, 2]), bad_words=["a", " b"])
+    assert (masked.allowed_token_ids, masked.bad_words) == ((4, 2), ("a", " b")) and hash(masked)
+    assert SamplingParams(bad_words=None).bad_words == ()
 
 
 def test_bounds_themselves_are_taken():
@@ -159,7 +165,7 @@ def test_logit_bias_cannot_change():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("prompt_logprobs", "prompt_logprobs=1: is not supported; logprobs are of output tokens"),
+        ("best_of", "best_of=1: is not supported; ask for n choices and choose yourself"),
         ("max_new_tokens", "max_new_tokens=1: use max_tokens"),
         ("temprature", "temprature=1: there is no such field; did you mean 'temperature'? Fields: n, temperature, "),
         ("zzz", "zzz=1: there is no such field. Fields: n, "),

@@ -45,7 +45,7 @@ def test_known_fields_without_support_are_refused_by_name(server, name, path):
 
 @pytest.mark.parametrize("name", sorted(CHAT_ONLY))
 def test_fields_of_other_endpoints_are_refused_by_name(server, name):
-    path = RESPONSES if name == "response_format" else PLAIN
+    path = RESPONSES if name in ("response_format", "prompt_logprobs") else PLAIN
     error = refused(server, path, **{name: [{"x": 1}]})
     assert error["param"] == name and error["code"] == "unsupported_field" and name in error["message"]
     server.ok(path, **BASE[path], **{name: None})
@@ -95,6 +95,14 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (CHAT, {"stop": [""]}, "stop"),
         (CHAT, {"stop": ["a"] * 65}, "stop"),
         (CHAT, {"stop_token_ids": [120]}, "stop_token_ids"),
+        (CHAT, {"allowed_token_ids": []}, "allowed_token_ids"),
+        (CHAT, {"allowed_token_ids": [3, 120]}, "allowed_token_ids"),
+        (PLAIN, {"allowed_token_ids": ["a"]}, "allowed_token_ids.0"),
+        (PLAIN, {"allowed_token_ids": [1], "bad_words": ["a"]}, "allowed_token_ids"),
+        (CHAT, {"bad_words": [""]}, "bad_words"),
+        (CHAT, {"bad_words": "a"}, "bad_words"),
+        (PLAIN, {"bad_words": ["a", 1]}, "bad_words.1"),
+        (PLAIN, {"bad_words": ["a"] * 4097}, "bad_words"),
         (CHAT, {"logit_bias": {"120": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"x": 1}}, "logit_bias"),
         (CHAT, {"logit_bias": {"1": 101}}, "logit_bias"),
@@ -122,9 +130,14 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (PLAIN, {"prompt": [-1]}, "prompt"),
         (PLAIN, {"prompt": ["a", 1]}, "prompt"),
         (PLAIN, {"prompt": ["a"] * 1000}, "prompt"),
+        (PLAIN, {"prompt_logprobs": 21}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": True}, "prompt_logprobs"),
+        (CHAT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        (PLAIN, {"prompt_logprobs": 2, "stream": True}, "prompt_logprobs"),
         (PLAIN, {"logprobs": 21}, "logprobs"),
         (PLAIN, {"logprobs": -1}, "logprobs"),
-        (PLAIN, {"echo": True, "logprobs": 0}, "echo"),
+        (PLAIN, {"echo": True, "logprobs": 0, "stream": True}, "echo"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"background": True}, "background"),
         (RESPONSES, {"input": [{"type": "function_call_output"}]}, "input[0].call_id"),
@@ -194,16 +207,20 @@ def test_anthropic_errors_have_its_shape(server):
 
 
 @pytest.mark.parametrize(
-    "old",
+    ("old", "param"),
     [
-        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
-        {"role": "function", "name": "f", "content": "1"},
+        ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "messages[1].function_call"),
+        ({"role": "assistant", "content": None, "function_call": "f"}, "messages[1].function_call"),
+        (
+            {"role": "assistant", "tool_calls": [{}], "function_call": {"name": "f", "arguments": "{}"}},
+            "messages[1].function_call",
+        ),
+        ({"role": "function", "content": "1"}, "messages[1].name"),
     ],
 )
-def test_calls_in_the_old_form_are_not_left_out_in_silence(server, old):
-    """A chat template would pass over them."""
+def test_calls_in_the_old_form_that_are_none(server, old, param):
     answer = server.post("/v1/chat/completions", messages=[{"role": "user", "content": "ab"}, old], max_tokens=1)
-    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("messages[1].")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
     none = {"role": "assistant", "content": "ab", "function_call": None, "tool_calls": None, "audio": None}
     server.ok("/v1/chat/completions", messages=[{"role": "user", "content": "ab"}, none], max_tokens=1)
 

@@ -33,8 +33,13 @@ values = st.recursive(
 )
 messages = st.lists(
     st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "system", "assistant", "tool"]) | values},
-        optional={"content": st.text(max_size=20) | values, "tool_calls": values, "name": values},
+        {"role": st.sampled_from(["user", "system", "assistant", "tool", "function"]) | values},
+        optional={
+            "content": st.text(max_size=20) | values,
+            "tool_calls": values,
+            "function_call": values | st.just({"name": "f", "arguments": "{}"}),
+            "name": values,
+        },
     ),
     max_size=4,
 )
@@ -66,6 +71,8 @@ likely = {
     "top_k": st.integers(-1, 20),
     "min_p": st.floats(0, 1),
     "logit_bias": st.dictionaries(st.integers(0, 119).map(str), st.integers(-100, 100), max_size=3),
+    "allowed_token_ids": st.lists(st.integers(0, 119), max_size=6),
+    "bad_words": st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "seed": st.integers(0, 2**64 - 1),
     "stop": st.text(max_size=3) | st.lists(st.text(min_size=1, max_size=3), max_size=3),
     "stop_token_ids": st.lists(st.integers(0, 119), max_size=3),
@@ -76,6 +83,7 @@ likely = {
     "logprobs": st.booleans() | st.integers(0, 5),
     "top_logprobs": st.integers(0, 5),
     "echo": st.booleans(),
+    "prompt_logprobs": st.integers(0, 3),
     "min_tokens": st.integers(0, 5),
     "num_speculative_tokens": st.integers(0, 7),
     "return_token_ids": st.booleans(),
@@ -90,6 +98,8 @@ likely = {
     "guided_regex": st.text(max_size=6),
     "text": st.dictionaries(st.sampled_from(["format", "verbosity"]), values, max_size=2),
     "tools": values | st.lists(tools, max_size=2),
+    "functions": values | st.lists(functions, max_size=2),
+    "function_call": values | st.sampled_from(["auto", "none"]) | st.fixed_dictionaries({"name": st.just("f")}),
     "tool_choice": values | st.sampled_from(["required", "auto", "none"]),
     "parallel_tool_calls": st.booleans(),
     "reasoning_effort": st.sampled_from(["none", "low", ""]),

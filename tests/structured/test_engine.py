@@ -85,7 +85,7 @@ GRAMMARS: list[tuple[dict[str, Any], Any]] = [
 
 
 def check_document(choice: CompletionOutput, params: SamplingParams, valid: Any) -> None:
-    assert choice.finish_reason in ("stop", "length")
+    assert choice.finish_reason in ("stop", "length") or (params.bad_words and choice.finish_reason == "abort")
     if choice.finish_reason == "stop" and choice.stop_reason is None:
         assert valid(choice.text), choice.text
     else:
@@ -112,6 +112,7 @@ def sampling(draw: Any) -> tuple[SamplingParams, Any]:
         "min_tokens": maybe(st.integers(1, 20)),
         "logprobs": maybe(st.sampled_from([0, 3])),
         "n": maybe(st.integers(2, 3)),
+        "bad_words": maybe(st.lists(st.sampled_from(["z", "1", "ha", "aa"]), max_size=2)),
     }
     return (
         SamplingParams(
