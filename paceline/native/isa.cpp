@@ -95,12 +95,15 @@ const char* default_isa() {
   return best_isa();
 }
 
-bool far_prefetch_pays() {
+int far_prefetch_rows() {
 #if defined(__x86_64__)
   unsigned a, b, c, d;
-  return vendor() == signature_AMD_ecx && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 0x19;
+  if (vendor() == signature_INTEL_ecx) return __builtin_cpu_supports("avx512bf16") ? 1 : 0;
+  const bool zen4 =
+      vendor() == signature_AMD_ecx && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 0x19;
+  return zen4 ? 6 : 0;
 #else
-  return false;
+  return 0;
 #endif
 }
 

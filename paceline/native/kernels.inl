@@ -29,8 +29,6 @@ using paceline::QueryTile;
 constexpr int kPrefetchBytes = 8192;
 // With two steps: this far ahead into the second-level cache, and from there into the first.
 constexpr int kFarBytes = 16384, kNearBytes = 2048;
-// Tiles of fewer rows wait for memory anyway, and the second prefetch only costs.
-constexpr int kFarRows = 6;
 // Panels up to this size stay in the second-level cache, two at a time, while row tiles pass over them.
 constexpr size_t kSharedPanelBytes = 128 << 10;
 constexpr float kNegInf = -__builtin_inff();
@@ -129,7 +127,7 @@ void panel_tile(const void* a, size_t lda, const uint8_t* w, int steps, float* t
   if constexpr (MR <= S::kPanelRows) {
     if (stream == kCached)
       tile<MR, 2, F32, kCached>(a, lda, w, steps, tmp, ldt, next);
-    else if (MR < kFarRows || stream == kNear)
+    else if (stream == kNear)
       tile<MR, 2, F32, kNear>(a, lda, w, steps, tmp, ldt, next);
     else
       tile<MR, 2, F32, kFar>(a, lda, w, steps, tmp, ldt, next);
@@ -206,7 +204,7 @@ void gemm_t(const GemmArgs& g) {
   const int tiles = (g.rows + kMaxTileRows - 1) / kMaxTileRows;
   const size_t item = F32 || !S::kBf16Dot ? 4 : 2;
   const bool share = tiles > 1 && pstride <= kSharedPanelBytes;
-  const bool far = g.far_prefetch && g.rows >= kFarRows * tiles;
+  const bool far = g.far_rows && g.rows >= g.far_rows * tiles;
   float tmp[kMaxTileRows * 64];
   for (int p = g.panel_begin; p < g.panel_end; p += 2) {
     const int panels = g.panel_end - p < 2 ? 1 : 2;

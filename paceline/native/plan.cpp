@@ -46,7 +46,7 @@ Plan::Plan(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, bool f32, i
       act_(f32                ? Act::kF32
            : kernels.bf16_dot ? Act::kBF16
                               : Act::kF32Rounded),
-      far_prefetch_(far_prefetch_pays()),
+      far_rows_(far_prefetch_rows()),
       max_rows_(max_rows) {
   if (max_rows < 1) throw std::invalid_argument("max_rows must be positive");
 }
@@ -596,7 +596,7 @@ void Plan::linear(const Op& op, const Batch& b, int tid) {
     g.out = f32(op.out, b, &ld);
     g.ldo = ld;
   }
-  g.far_prefetch = far_prefetch_;
+  g.far_rows = far_rows_;
   const int unit = op.w->gated ? 2 : 1;
   const Range panels = share(op.w->panels / unit, tid, threads);
   g.panel_begin = panels.begin * unit;

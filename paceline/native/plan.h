@@ -167,7 +167,7 @@ class Plan {
   const DeltaKernels& delta_kernels_;
   const bool f32_;
   const Act act_;
-  const bool far_prefetch_;
+  const int far_rows_;
   const int max_rows_;
   std::vector<Buffer> buffers_;
   std::vector<Op> ops_;

@@ -148,7 +148,7 @@ void Plan::expert_products(const Op& op, bool down, int tid) {
     g.act = act_;
     g.panel_begin = begin * unit;
     g.panel_end = end * unit;
-    g.far_prefetch = far_prefetch_;
+    g.far_rows = far_rows_;
     if (down) {
       g.out = reinterpret_cast<float*>(s.out->data()) + size_t(s.starts[e]) * s.hidden_stride;
       g.ldo = s.hidden_stride;
