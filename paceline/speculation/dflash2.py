@@ -17,7 +17,13 @@ class DFlash2Proposer(DFlashProposer):
 
     def _draw(self, blocks: Blocks) -> Drawn:
         tokens, ids, _, probs = self.drafter.selector.draft(
-            blocks.logits, blocks.features, blocks.anchors, blocks.counts, blocks.states, self.sampler == "rejection"
+            blocks.logits,
+            blocks.features,
+            blocks.anchors,
+            blocks.counts,
+            blocks.states,
+            self._ids,
+            self.sampler == "rejection",
         )
         ends = np.cumsum(blocks.counts).tolist()
         drafts = [tokens[end - count : end] for end, count in zip(ends, blocks.counts, strict=True)]

@@ -173,6 +173,7 @@ WALKS = {
     "top level, capped": Walk(
         draft=Draft(nested=False, extra={"output_multiplier": 0.3, "final_logit_softcapping": 2.0})
     ),
+    "listed rows": Walk(rows=(0, 3, 4, 7, 11, 20, 31, 32, 40, 55, 64, 71, 80, 90, 96)),
     "biases": Walk(draft=Draft(bias=True, fc_bias=True, layers=3, taps=(1,))),
 }
 
@@ -192,9 +193,10 @@ def test_dflash2_drafts_follow_the_definition(tmp_path, target, reference, name)
         assert together.drafts[i] == proposer.propose([text], [limit]).drafts[0] == tokens
 
 
-def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, reference):
+@pytest.mark.parametrize("name", ["plain", "listed rows"])
+def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, reference, name):
     """Mode rejection: a softmax of the scores at the request's temperature; its filters do not touch it."""
-    d = WALKS["plain"]
+    d = WALKS[name]
     drafter = load_drafter(write_walk(tmp_path, SHAPE, d), target)
     proposer = DFlash2Proposer(drafter, 7, "rejection")
     (text,) = texts(proposer, target, [25])
@@ -213,9 +215,10 @@ def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, 
         previous = token
 
 
-def test_banned_tokens_are_no_candidates(tmp_path, target):
+@pytest.mark.parametrize("rows", [(), tuple(range(5, 70, 5)), (5, 60, 61)], ids=["all", "listed", "fewer than asked"])
+def test_banned_tokens_are_no_candidates(tmp_path, target, rows):
     """Penalties and biases act on the logits that candidates are taken from, also when few tokens are left."""
-    drafter = load_drafter(write_walk(tmp_path, SHAPE, WALKS["plain"]), target)
+    drafter = load_drafter(write_walk(tmp_path, SHAPE, replace(WALKS["plain"], rows=rows)), target)
     for sampler in ("coupled", "rejection"):
         proposer = DFlash2Proposer(drafter, 7, sampler)  # type: ignore[arg-type]
         (text,) = texts(proposer, target, [25])
@@ -224,7 +227,7 @@ def test_banned_tokens_are_no_candidates(tmp_path, target):
         text.state = make_state(replace(GREEDY, temperature=1.0), text.token_ids, vocab_size=SHAPE.vocab, seed=1)
         text.state = type(text.state)(SHAPE.vocab, text.token_ids, temperature=1.0, logit_bias=sorted(bans.items()))
         proposal = proposer.propose([text], [7])
-        assert set(proposal.drafts[0]) <= allowed
+        assert set(proposal.drafts[0]) <= (allowed & set(rows) if rows else allowed)
         if proposal.probs is not None:
             assert proposal.probs.ids is not None
             for ids, probs in zip(proposal.probs.ids, proposal.probs.probs, strict=True):
