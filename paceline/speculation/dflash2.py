@@ -16,6 +16,8 @@ class DFlash2Proposer(DFlashProposer):
     drafter: DFlash2Drafter
 
     def _draw(self, blocks: Blocks) -> Drawn:
+        if self.drafter.selector is None:
+            return super()._draw(blocks)
         tokens, ids, _, probs = self.drafter.selector.draft(
             blocks.logits,
             blocks.features,

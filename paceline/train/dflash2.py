@@ -52,16 +52,16 @@ class LocalConv(nn.Module):
 class CandidateSelector(nn.Module):
     """Scores each slot's best tokens by their logit and by how well they follow the token before.
 
-    ``S(a, b) = U(b) + <A[a] * g, C[b]>`` with ``g`` the slot's projected hidden state. ``C`` starts at zero: the
-    drafter then drafts what it drafts without the selector.
+    ``S(a, b) = U(b) + <A[a] * g, C[b]>`` with ``g`` the slot's projected hidden state. ``A`` starts at zero: the
+    drafter then drafts what it drafts without the selector, and so it stays behind tokens that training never shows.
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, rank: int, top_k: int) -> None:
         super().__init__()
         self.top_k = top_k
         self.hidden_projection = Linear(hidden_size, rank)
-        self.predecessor_codebook = nn.Parameter(torch.randn(vocab_size, rank))
-        self.successor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.predecessor_codebook = nn.Parameter(torch.zeros(vocab_size, rank))
+        self.successor_codebook = nn.Parameter(torch.randn(vocab_size, rank))
 
     def scores(self, values: Tensor, ids: Tensor, hidden: Tensor, before: Tensor, dtype: torch.dtype) -> Tensor:
         """``[..., K]`` of the candidates ``ids [..., K]`` with logits ``values``, given the slots' hidden states

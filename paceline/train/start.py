@@ -82,7 +82,8 @@ def _start_heads(checkpoint: Checkpoint, drafter: Drafter, beside: Drafter | Non
         if drafter.markov_head is not None and (beside is None or beside.markov_head is None):
             drafter.markov_head.markov_w1.weight.copy_(directions(shape.markov_rank))
         if drafter.candidate_selector is not None and (beside is None or beside.candidate_selector is None):
-            drafter.candidate_selector.predecessor_codebook.copy_(directions(shape.selector_rank))
+            # the other table at zero: what a token before makes likely then holds for all tokens that are alike
+            drafter.candidate_selector.successor_codebook.copy_(directions(shape.selector_rank))
 
 
 def principal_rows(table: Tensor, rank: int) -> Tensor:

@@ -14,6 +14,7 @@ from paceline import _native
 from paceline.errors import CheckpointError
 from paceline.models import TargetModel, load_model
 from paceline.models.dflash import load_drafter
+from paceline.models.dflash2 import DFlash2Drafter
 from paceline.sampling import make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.dflash import DFlashProposer
@@ -191,6 +192,32 @@ def test_dflash2_drafts_follow_the_definition(tmp_path, target, reference, name)
         ids = text.token_ids
         tokens, _ = want_of.drafts(features(reference, ids[:-1], d.draft.taps), ids[-1], limit)
         assert together.drafts[i] == proposer.propose([text], [limit]).drafts[0] == tokens
+
+
+@pytest.mark.parametrize("part", ["conv", "candidate_selector"])
+def test_a_part_without_effect_is_left_out(tmp_path, target, reference, part):
+    """Drafts are as if it were in place: a drafter of which one part was trained costs what that part does."""
+    d = Walk(rows=(0, 3, 4, 7, 11, 20, 31, 32, 40, 55, 64, 71, 80, 90, 96))
+    folder = write_walk(tmp_path, SHAPE, d)
+    path, want_of = folder / "model.safetensors", WalkReference(SHAPE, d, reference)
+    tensors = load_file(path)
+    for name, values in tensors.items():
+        if part in name:
+            values[:] = 0
+        if name.endswith("base_kernel") and part == "conv":
+            values[:, 0] = 1
+        want_of.w[name] = values
+    save_file(tensors, str(path))
+    drafter = load_drafter(folder, target)
+    assert isinstance(drafter, DFlash2Drafter)
+    assert (drafter.selector is None) == (part != "conv") and bool(drafter.features_width) == (part == "conv")
+    proposer = DFlash2Proposer(drafter, 7)
+    (text,) = texts(proposer, target, [25])
+    tokens, _ = want_of.drafts(features(reference, text.token_ids[:-1], d.draft.taps), text.token_ids[-1], 7)
+    assert proposer.propose([text], [7]).drafts[0] == tokens
+    tensors["layers.1.mlp_conv.base_kernel"][1, 1, 0] = 0.5  # one number is enough to keep them all
+    save_file(tensors, str(path))
+    assert load_drafter(folder, target)._convs
 
 
 @pytest.mark.parametrize("name", ["plain", "listed rows"])
