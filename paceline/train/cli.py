@@ -158,7 +158,9 @@ def fit(
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 16,
     anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks per sequence.")] = 32,
     optimizer: Annotated[Literal["muon", "adamw"], typer.Option("--optimizer")] = "muon",
-    lr: Annotated[float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of the norms).")] = 2e-3,
+    lr: Annotated[
+        float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of norms, heads, convolutions).")
+    ] = 2e-3,
     muon_lr: Annotated[float, typer.Option("--muon-lr", min=0.0, help="Muon rate (matrices).")] = 0.02,
     schedule: Annotated[Literal["wsd", "cosine"], typer.Option("--schedule")] = "wsd",
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps; at most a tenth of --steps counts.")] = 40,

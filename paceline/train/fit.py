@@ -119,7 +119,7 @@ class Trainer:
             weight_decay=c.weight_decay,
             betas=c.betas,
             shares=c.workers,
-            tables=model.head_parameters(),
+            tables=model.added_parameters(),
         )
         self.dtype = getattr(torch, config.compute_dtype)
         self.pool = ThreadPoolExecutor(config.workers) if config.workers > 1 else None

@@ -369,21 +369,23 @@ class Drafter(nn.Module):
                 config.vocab_size, config.hidden_size, config.selector_rank, config.selector_top_k
             )
 
-    def head_parameters(self) -> list[nn.Parameter]:
-        """Those of the heads of DSpark, and of the selector of DFlash 2."""
-        heads = (self.markov_head, self.confidence_head, self.candidate_selector)
-        return [p for head in heads if head is not None for p in head.parameters()]
+    def added_parameters(self) -> list[nn.Parameter]:
+        """What a DFlash drafter lacks: those of the heads of DSpark, of DFlash 2's selector and convolutions."""
+        parts = (self.markov_head, self.confidence_head, self.candidate_selector, *self.convs())
+        return [p for part in parts if part is not None for p in part.parameters()]
 
     def convs(self) -> list[LocalConv]:
         """The local convolutions of DFlash 2."""
         return [m for m in self.modules() if isinstance(m, LocalConv)]
 
     def freeze_backbone(self) -> None:
-        """Leave only what a DFlash drafter lacks to be trained: heads and convolutions. Raises TrainError for a
-        drafter that has none."""
-        mine = {id(p) for p in self.head_parameters()} | {id(p) for conv in self.convs() for p in conv.parameters()}
+        """Leave only what a DFlash drafter lacks to be trained. Raises TrainError for a drafter that has no more."""
+        mine = {id(p) for p in self.added_parameters()}
         if not mine:
-            raise TrainError("--freeze backbone leaves nothing to train: a drafter of the family dflash has no heads")
+            raise TrainError(
+                "--freeze backbone leaves nothing to train: a drafter of the family dflash has no heads; add some, as "
+                "with --markov-rank or --selector-rank"
+            )
         for parameter in self.parameters():
             parameter.requires_grad_(id(parameter) in mine)
 
