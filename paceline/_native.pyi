@@ -596,12 +596,14 @@ class CandidateSelector:
         anchors: Sequence[int],
         counts: Sequence[int],
         states: Sequence[SamplingState],
+        id_map: IdMap | None = None,
         probs: bool = False,
     ) -> tuple[list[int], NDArray[numpy.int32], NDArray[numpy.float32], NDArray[numpy.float32] | None]:
         """
-        Draw all slots, one sequence after the other. logits: float32 [slots, vocabulary]; features: float32
-        [slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing order, their scores float32, and with
-        probs the float32 distributions drawn from with the drafter's own noise, else None).
+        Draw all slots, one sequence after the other. logits: float32 [slots, columns], those of the whole vocabulary
+        or of id_map's ids; features: float32 [slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing
+        order, their scores float32, and with probs the float32 distributions drawn from with the drafter's own
+        noise, else None).
         """
 
 def draft_step(

@@ -31,9 +31,13 @@ class Conv:
 
 
 class DFlash2Drafter(DFlashDrafter):
-    """features [rows, r]: the slot's projected hidden state, which the selector reads."""
+    """features [rows, r]: the slot's projected hidden state, which the selector reads.
 
-    selector: _native.CandidateSelector
+    A checkpoint has convolutions and a selector, even where only one of them was trained. Those that are without
+    effect, all of them the identity or a selector that projects to zero, are left out: selector is None, then.
+    """
+
+    selector: _native.CandidateSelector | None = None
 
     def _extra_bytes(self) -> int:
         s, d, f32 = self.config.selector, self.config.decoder, self.target.f32
@@ -55,15 +59,22 @@ class DFlash2Drafter(DFlashDrafter):
             name = f"{SELECTOR}.{which}_codebook"  # published without ".weight"; an embedding's name has it
             return loader.table(name if name in loader.checkpoint else f"{name}.weight", vocab, s.rank)
 
-        layers = range(d.num_layers)
-        self._convs = [(conv(f"layers.{i}.attention_conv"), conv(f"layers.{i}.mlp_conv")) for i in layers]
-        self._hidden_projection = loader.packed([(f"{SELECTOR}.hidden_projection.weight", s.rank)], d.hidden_size)
-        self.selector = _native.CandidateSelector(codebook("predecessor"), codebook("successor"), s.top_k)
-        self.features_width = s.rank
+        names = [f"layers.{i}.{which}_conv" for i in range(d.num_layers) for which in ("attention", "mlp")]
+        convs = [conv(name) for name in names]
+        mixing = any(_mixes(loader, name, c) for name, c in zip(names, convs, strict=True))
+        self._convs = convs if mixing else []
+        projection = f"{SELECTOR}.hidden_projection.weight"
+        self._hidden_projection = loader.packed([(projection, s.rank)], d.hidden_size)
+        selector = _native.CandidateSelector(codebook("predecessor"), codebook("successor"), s.top_k)
+        if loader.checkpoint.load(projection, "float32").any():
+            self.selector, self.features_width = selector, s.rank
 
     def _add_layer(self, net: Network, index: int) -> None:
+        if not self._convs:
+            super()._add_layer(net, index)
+            return
         c, d, w = self.config, self.config.decoder, self.weights.layers[index]
-        for_attention, for_mlp = self._convs[index]
+        for_attention, for_mlp = self._convs[2 * index : 2 * index + 2]
         net.buffer("conv", d.hidden_size)
         net.buffer("update", d.hidden_size)
         net.buffer("delta", self._columns)
@@ -95,3 +106,11 @@ class DFlash2Drafter(DFlashDrafter):
         eps = self.config.decoder.rms_norm_eps
         net.linear("x", "projected", self._hidden_projection, norm=self.weights.norm, eps=eps)
         net.copy("projected", "features", self.features_width)
+
+
+def _mixes(loader: WeightLoader, name: str, conv: Conv) -> bool:
+    """Whether a convolution is anything but the identity."""
+    start = np.zeros_like(conv.base)
+    start[:, 0] = 1
+    projection = loader.checkpoint.load(f"{name}.kernel_projection.weight", "float32")
+    return bool(projection.any()) or not np.array_equal(conv.base, start)

@@ -70,6 +70,11 @@ def to_speculators(drafter: Checkpoint, target: Checkpoint, c: DFlashConfig) -> 
     _only_default(where, "speculators", rope_is_neox_style=(not c.decoder.rope.interleaved, True))
     both_ways = _sliding_both_ways(c, where)
     rows = read_head_rows(drafter.path, c.decoder.vocab_size)
+    if rows is not None and c.family == "dflash2":
+        raise ConfigError(
+            f"{where}: {HEAD_ROWS_FILE} lists {len(rows)} head rows, and a dflash2 drafter in the speculators format "
+            "drafts from the whole vocabulary; remove it from a copy of the folder to convert that"
+        )
     size = c.draft_vocab_size or (c.decoder.vocab_size if rows is None else len(rows))
     names = {"dflash": "DFlashSpeculator", "dflash2": "DFlash2DraftModel", "dspark": "DSparkSpeculator"}
     method = {

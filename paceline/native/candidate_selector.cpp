@@ -46,11 +46,15 @@ class CandidateSelector {
   }
 
   Result draft(const Matrix& logits, const Matrix& features, const Tokens& anchors, const Tokens& counts,
-               const std::vector<sampling::SamplingState*>& states, bool with_probs) {
+               const std::vector<sampling::SamplingState*>& states, const sampling::IdMap* map, bool with_probs) {
     const size_t total = logits.shape(0), k = size_t(top_k_);
-    if (logits.shape(1) != size_t(predecessors_.vocab()))
-      throw std::invalid_argument("logits: " + std::to_string(logits.shape(1)) + " columns, the codebooks have " +
-                                  std::to_string(predecessors_.vocab()));
+    if (map != nullptr && map->columns.size() != size_t(predecessors_.vocab()))
+      throw std::invalid_argument("id_map: made for a vocabulary of " + std::to_string(map->columns.size()) +
+                                  ", the codebooks have " + std::to_string(predecessors_.vocab()));
+    const size_t columns = map == nullptr ? size_t(predecessors_.vocab()) : map->ids.size();
+    if (logits.shape(1) != columns)
+      throw std::invalid_argument("logits: " + std::to_string(logits.shape(1)) + " columns, expected " +
+                                  std::to_string(columns));
     if (features.shape(0) != total || features.shape(1) != size_t(predecessors_.width()))
       throw std::invalid_argument("features: expected [" + std::to_string(total) + ", " +
                                   std::to_string(predecessors_.width()) + "]");
@@ -83,8 +87,8 @@ class CandidateSelector {
         sampling::Prefix prefix(*states[i]);
         int64_t previous = anchors[i];
         for (int64_t j = 0; j < counts[i]; ++j, ++row) {
-          previous = step(logits.data() + row * logits.shape(1), features.data() + row * features.shape(1), previous,
-                          *states[i], ids->data() + row * k, scores->data() + row * k,
+          previous = step(logits.data() + row * columns, int(columns), map, features.data() + row * features.shape(1),
+                          previous, *states[i], ids->data() + row * k, scores->data() + row * k,
                           probs == nullptr ? nullptr : probs->data() + row * k);
           out[row] = previous;
           prefix.push(previous);
@@ -96,10 +100,10 @@ class CandidateSelector {
 
  private:
   // One slot: candidates in order of their ids, their scores, and the token picked.
-  int64_t step(const float* logits, const float* g, int64_t previous, const sampling::SamplingState& state,
-               int32_t* ids, float* scores, float* probs) {
-    const int rank = predecessors_.width(), vocab = predecessors_.vocab();
-    const sampling::RowView& row = slot_.view(logits, vocab, nullptr, state);
+  int64_t step(const float* logits, int columns, const sampling::IdMap* map, const float* g, int64_t previous,
+               const sampling::SamplingState& state, int32_t* ids, float* scores, float* probs) {
+    const int rank = predecessors_.width();
+    const sampling::RowView& row = slot_.view(logits, columns, map, state);
     best_.columns.clear();
     best_.logits.clear();
     if (!row.empty()) sampling::best_of(row, top_k_, best_);
@@ -109,8 +113,8 @@ class CandidateSelector {
     predecessors_.row(previous, query_.data());
     for (int r = 0; r < rank; ++r) query_[size_t(r)] *= g[r];
     for (size_t c = 0; c < found; ++c) {
-      successors_.row(best_.columns[c], edge_.data());
-      ids[c] = best_.columns[c];
+      ids[c] = int32_t(row.token(best_.columns[c]));
+      successors_.row(ids[c], edge_.data());
       scores[c] = best_.logits[c] + dot(query_.data(), edge_.data(), rank);
     }
     pad(ids, scores, found);
@@ -159,8 +163,9 @@ void register_candidate_selector(nb::module_& m) {
       .def(nb::init<nb::object, nb::object, int>(), "predecessors"_a, "successors"_a, "top_k"_a,
            "predecessors, successors: float32 or uint16 (bfloat16 bits) [vocabulary, r].")
       .def("draft", &CandidateSelector::draft, "logits"_a, "features"_a, "anchors"_a, "counts"_a, "states"_a,
-           "probs"_a = false,
-           "Draw all slots, one sequence after the other. logits: float32 [slots, vocabulary]; features: float32 "
-           "[slots, r]. Returns (tokens, ids int32 [slots, top_k] in increasing order, their scores float32, and with "
-           "probs the float32 distributions drawn from with the drafter's own noise, else None).");
+           "id_map"_a = nb::none(), "probs"_a = false,
+           "Draw all slots, one sequence after the other. logits: float32 [slots, columns], those of the whole "
+           "vocabulary or of id_map's ids; features: float32 [slots, r]. Returns (tokens, ids int32 [slots, top_k] in "
+           "increasing order, their scores float32, and with probs the float32 distributions drawn from with the "
+           "drafter's own noise, else None).");
 }

@@ -16,8 +16,16 @@ class DFlash2Proposer(DFlashProposer):
     drafter: DFlash2Drafter
 
     def _draw(self, blocks: Blocks) -> Drawn:
+        if self.drafter.selector is None:
+            return super()._draw(blocks)
         tokens, ids, _, probs = self.drafter.selector.draft(
-            blocks.logits, blocks.features, blocks.anchors, blocks.counts, blocks.states, self.sampler == "rejection"
+            blocks.logits,
+            blocks.features,
+            blocks.anchors,
+            blocks.counts,
+            blocks.states,
+            self._ids,
+            self.sampler == "rejection",
         )
         ends = np.cumsum(blocks.counts).tolist()
         drafts = [tokens[end - count : end] for end, count in zip(ends, blocks.counts, strict=True)]

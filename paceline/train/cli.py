@@ -141,13 +141,26 @@ def fit(
         bool | None,
         typer.Option("--anchor-first/--fill-in", help="Slots of the block. Default: of --init-from, else fill-in."),
     ] = None,
+    conv_kernel: Annotated[
+        int, typer.Option("--conv-kernel", min=0, help="DFlash 2: add convolutions over so many rows; 0: none.")
+    ] = 0,
+    conv_group: Annotated[
+        int, typer.Option("--conv-group", min=1, help="Channels that share what a row changes of a kernel.")
+    ] = 16,
+    selector_rank: Annotated[
+        int, typer.Option("--selector-rank", min=0, help="DFlash 2: add a candidate selector of this rank; 0: none.")
+    ] = 0,
+    selector_top_k: Annotated[int, typer.Option("--selector-top-k", min=1, help="Candidates of a slot.")] = 16,
     freeze: Annotated[
-        Literal["", "backbone"], typer.Option("--freeze", help="backbone: train the heads of DSpark alone.")
+        Literal["", "backbone"],
+        typer.Option("--freeze", help="backbone: train the heads of DSpark or the parts of DFlash 2 alone."),
     ] = "",
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences per step.")] = 16,
     anchors: Annotated[int, typer.Option("--anchors", min=1, help="Blocks per sequence.")] = 32,
     optimizer: Annotated[Literal["muon", "adamw"], typer.Option("--optimizer")] = "muon",
-    lr: Annotated[float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of the norms).")] = 2e-3,
+    lr: Annotated[
+        float, typer.Option("--lr", min=0.0, help="AdamW rate (with Muon: of norms, heads, convolutions).")
+    ] = 2e-3,
     muon_lr: Annotated[float, typer.Option("--muon-lr", min=0.0, help="Muon rate (matrices).")] = 0.02,
     schedule: Annotated[Literal["wsd", "cosine"], typer.Option("--schedule")] = "wsd",
     warmup: Annotated[int, typer.Option("--warmup", min=1, help="Steps; at most a tenth of --steps counts.")] = 40,
@@ -203,7 +216,19 @@ def fit(
         freeze=freeze,
     )
     start = runs.Start(
-        layers, block_size, head_rows, mask_token, init_from, from_target, markov_rank, confidence, anchor_first
+        layers=layers,
+        block_size=block_size,
+        head_rows=head_rows,
+        mask_token=mask_token,
+        init_from=init_from,
+        from_target=from_target,
+        markov_rank=markov_rank,
+        confidence=confidence,
+        anchor_first=anchor_first,
+        conv_kernel=conv_kernel,
+        conv_group=conv_group,
+        selector_rank=selector_rank,
+        selector_top_k=selector_top_k,
     )
     runs.fit_drafter(
         model,

@@ -70,7 +70,8 @@ def draft_run_lengths(
 ) -> np.ndarray:
     """For each anchor of one answer: how many of its ``drafts`` drafts are right before the first wrong one.
 
-    A Markov head sees the answer's own tokens before a slot: up to the first wrong draft these are the drafts.
+    A Markov head or a selector sees the answer's own tokens before a slot: up to the first wrong draft these are the
+    drafts.
     """
     sequence = store.sequences[index]
     anchors = np.arange(sequence["prompt_len"], len(sequence["tokens"]) - 1)
@@ -81,8 +82,7 @@ def draft_run_lengths(
     embeds = heads.block_embeds(tokens[..., 0], drafts + skip)
     hidden = model(embeds, batch.anchors.to(device), batch.taps.to(device), dtype)[:, :, skip:]
     logits = torch.nn.functional.linear(hidden.to(dtype), heads.head.to(dtype)).float()
-    shift, _ = model.sequential(hidden, tokens[..., :-1].clamp(min=0), heads.rows)
-    best = heads.rows[(logits if shift is None else logits + shift).argmax(-1)]
+    best = model.best_tokens(hidden, logits, tokens[..., :-1].clamp(min=0), heads.rows, dtype)
     hit = (best == tokens[..., 1:])[0]
     return torch.cumprod(hit.long(), -1).sum(-1).cpu().numpy()
 

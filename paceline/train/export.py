@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,16 @@ def export_drafter(
 ) -> None:
     """Write ``config.json``, ``model.safetensors`` and ``head_rows.safetensors`` (if ``rows``).
 
-    Tensors have z-lab's names, those of DSpark's heads DeepSpec's. The last file holds one int32 tensor ``head_rows``:
-    ascending ids of the target's head rows that drafts are chosen from.
+    Tensors have z-lab's names, those of DSpark's heads DeepSpec's. A DFlash 2 drafter that has convolutions alone, or a
+    selector, gets the other without effect, since the layout has both. The last file holds one int32 tensor
+    ``head_rows``: ascending ids of the target's head rows that drafts are chosen from.
     Loaders that do not know the file use the whole head, which is also right. Some, vLLM and SGLang, would take every
     ``*.safetensors`` of a folder for weights: ``model.safetensors.index.json`` tells them which file holds these.
     ``target`` (``model_type``, ``name``) becomes ``paceline_target`` of the configuration: which model this drafter
     belongs to.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    model = _completed(model)
     config = model.config.to_hf(str(dtype).removeprefix("torch."))
     if target:
         config["paceline_target"] = target
@@ -54,10 +57,40 @@ def write_index(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
 
+def _completed(model: Drafter) -> Drafter:
+    """With both halves of DFlash 2 if it has one; what is added has no effect."""
+    shape = model.config.complete()
+    if shape == model.config:
+        return model
+    out = Drafter(shape)
+    if out.candidate_selector is not None:
+        out.candidate_selector.clear()
+    out.load_state_dict(model.state_dict(), strict=False)
+    return out
+
+
+def _reduced(model: Drafter) -> Drafter:
+    """Without the half of DFlash 2 that `_completed` added."""
+    if model.candidate_selector is None:
+        return model
+    if model.candidate_selector.cleared():
+        shape = replace(model.config, selector_rank=0)
+    elif all(conv.without_effect() for conv in model.convs()):
+        shape = replace(model.config, conv_kernel=0)
+    else:
+        return model
+    out = Drafter(shape)
+    out.load_state_dict({name: model.state_dict()[name] for name in out.state_dict()})
+    return out
+
+
 def load_drafter(folder: Path) -> tuple[Drafter, list[int] | None]:
-    """The drafter of a z-lab checkpoint in fp32, and its head rows (None: the whole head)."""
+    """The drafter of a z-lab checkpoint in fp32, and its head rows (None: the whole head).
+
+    A half of DFlash 2 without effect is left out.
+    """
     model = Drafter(DrafterConfig.from_hf(json.loads((folder / "config.json").read_text())))
     model.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
     rows_file = folder / HEAD_ROWS_FILE
     rows = load_arrays(rows_file)["head_rows"].tolist() if rows_file.exists() else None
-    return model, rows
+    return _reduced(model), rows

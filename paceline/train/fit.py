@@ -19,7 +19,7 @@ from .distributed import Ranks
 from .errors import TrainError
 from .feature_store import Features
 from .heads import Heads
-from .loss import LossConfig, acceptance, dspark_loss, head_loss
+from .loss import LossConfig, acceptance, dspark_loss, head_loss, selector_loss
 from .model import Drafter
 from .schedule import Schedule, build_optimizers
 
@@ -29,7 +29,7 @@ class FitConfig:
     """One run. ``compute_dtype`` (bfloat16 or float32) is that of matrix products; masters are always fp32.
 
     ``block_sizes``: lengths that blocks are cut to, one drawn for each step; () always takes the drafter's own.
-    ``freeze``: "backbone" trains DSpark's heads alone, "" everything.
+    ``freeze``: "backbone" trains heads of DSpark or the parts of DFlash 2 alone, "" everything.
     """
 
     schedule: Schedule
@@ -70,6 +70,15 @@ def batch_loss(
     valid = valid.flatten(0, 1)
     hidden = hidden[:, :, 0 if anchor_first else 1 :].flatten(0, 1)
     head = heads.head.to(dtype)
+    selector = model.candidate_selector
+    if selector is not None:
+        before = tokens[..., :-1].clamp(min=0).flatten(0, 1)
+
+        def score(values: Tensor, rows: Tensor) -> Tensor:
+            return selector.scores(values, heads.rows[rows], hidden, before, dtype)
+
+        total, weight, hit = selector_loss(hidden, head, labels, valid, loss, teacher, selector.top_k, score)
+        return total, weight, hit, valid
     if not model.config.dspark:
         total, weight, hit = head_loss(hidden, head, labels, valid, loss, teacher)
         return total, weight, hit, valid
@@ -110,7 +119,7 @@ class Trainer:
             weight_decay=c.weight_decay,
             betas=c.betas,
             shares=c.workers,
-            tables=model.head_parameters(),
+            tables=model.added_parameters(),
         )
         self.dtype = getattr(torch, config.compute_dtype)
         self.pool = ThreadPoolExecutor(config.workers) if config.workers > 1 else None

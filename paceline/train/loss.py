@@ -7,6 +7,7 @@ nothing of the size of the logits is kept for the backward pass.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,7 +28,8 @@ class LossConfig:
 
     The loss of a slot is ``ce`` x cross-entropy with the answer's token + ``kl`` x cross-entropy with the target's own
     distribution + ``tv`` x L1 distance to that distribution (twice the total variation; DSpark trains 0.1 and 0.9).
-    Distributions are over the head's rows. ``confidence``: weight of the loss of DSpark's confidence head.
+    Distributions are over the head's rows. ``confidence``: weight of the loss of DSpark's confidence head,
+    ``selector``: of DFlash 2's candidate selector.
     """
 
     weighting: Weighting = "dpace"
@@ -37,6 +39,7 @@ class LossConfig:
     kl: float = 0.0
     tv: float = 0.0
     confidence: float = 1.0
+    selector: float = 1.0
 
     @property
     def needs_teacher(self) -> bool:
@@ -89,7 +92,8 @@ class _HeadLoss(torch.autograd.Function):
         config: LossConfig,
         given: Tensor | None,
         table: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        top_k: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         blocks, slots, width = hidden.shape
         new = functools.partial(torch.zeros, device=hidden.device)
         grad = new(blocks, slots, width) if hidden.requires_grad else None
@@ -97,6 +101,8 @@ class _HeadLoss(torch.autograd.Function):
         weights, overlap = new(blocks, slots), new(blocks, slots)
         total = new(())
         known = labels >= 0
+        values = new(blocks, slots, top_k) if top_k else None
+        best = new(blocks, slots, top_k, dtype=torch.long) if top_k else None
         markov = given is not None and table is not None
         if markov:
             assert given is not None and table is not None
@@ -111,6 +117,9 @@ class _HeadLoss(torch.autograd.Function):
                 assert given is not None
                 before = given[part].reshape(-1, given.shape[-1]).to(head.dtype)
                 logits += F.linear(before, rows_of_table).float()
+            if values is not None and best is not None:
+                found, columns = logits.topk(top_k)
+                values[part], best[part] = found.view(-1, slots, top_k), columns.view(-1, slots, top_k)
             label = labels[part].reshape(-1)
             index = label.clamp(min=0).unsqueeze(1)
             log_prob = torch.log_softmax(logits, -1)
@@ -146,16 +155,24 @@ class _HeadLoss(torch.autograd.Function):
             if markov:
                 grad_given[part] = F.linear(delta, rows_of_table.t()).view(-1, slots, grad_given.shape[-1]).float()
                 grad_table += (delta.t() @ before).float()
-        ctx.save_for_backward(grad, grad_given if markov else None, grad_table if markov else None)
+        ctx.save_for_backward(grad, grad_given if markov else None, grad_table if markov else None, head, best)
         ctx.hidden_dtype = hidden.dtype
         weight_sum = weights.sum()
-        ctx.mark_non_differentiable(hit, weight_sum, weights, overlap)
-        return total, hit, weight_sum, weights, overlap
+        fixed = [hit, weight_sum, weights, overlap, *([] if best is None else [best])]
+        ctx.mark_non_differentiable(*fixed)
+        return total, hit, weight_sum, weights, overlap, values, best
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, given, table = (None if g is None else g * grads[0] for g in ctx.saved_tensors)
-        return None if hidden is None else hidden.to(ctx.hidden_dtype), None, None, None, None, None, given, table
+        *own, head, best = ctx.saved_tensors
+        hidden, given, table = (None if g is None else g * grads[0] for g in own)
+        if hidden is not None and best is not None:
+            by_value = grads[5].to(head.dtype).unsqueeze(-2)
+            for i in range(0, len(hidden), CHUNK_BLOCKS):
+                part = slice(i, i + CHUNK_BLOCKS)
+                hidden[part] += (by_value[part] @ head[best[part]]).squeeze(-2)
+        hidden = None if hidden is None else hidden.to(ctx.hidden_dtype)
+        return hidden, None, None, None, None, None, given, table, None
 
 
 def head_loss(
@@ -174,9 +191,38 @@ def head_loss(
     Returns the *sum* of the weighted losses, the sum of the weights (no gradient; divide by it once all parts of a
     batch are summed), and ``hit [N, K]``, where the arg max is right.
     """
-    total, hit, weight, _, _ = _HeadLoss.apply(
-        hidden, head, labels, valid, teacher if config.needs_teacher else None, config, None, None
+    teacher = teacher if config.needs_teacher else None
+    total, hit, weight, *_ = _HeadLoss.apply(hidden, head, labels, valid, teacher, config, None, None, 0)
+    return total, weight, hit
+
+
+def selector_loss(
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    valid: Tensor,
+    config: LossConfig,
+    teacher: Tensor | None,
+    top_k: int,
+    score: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As ``head_loss`` with DFlash 2's selector, whose loss is the cross-entropy over each slot's best rows.
+
+    ``score(values [N, K, C], rows [N, K, C])`` scores the best C = ``top_k`` rows, given the right token before each
+    slot. Slots weigh what they weigh in the loss of the logits. ``hit``: where the best score is the right token's.
+    """
+    top_k = min(top_k, len(head))
+    teacher = teacher if config.needs_teacher else None
+    total, hit, weight, weights, _, values, rows = _HeadLoss.apply(
+        hidden, head, labels, valid, teacher, config, None, None, top_k
     )
+    scores = score(values, rows)
+    right = rows == labels.unsqueeze(-1)
+    # A slot whose right token is not among the candidates has no part in this loss. (Speculators puts it in the last
+    # one's place, a set of candidates that drafting never meets; the loss of the logits pulls it in already.)
+    log_prob = torch.log_softmax(scores, -1).masked_fill(~right, 0.0).sum(-1)
+    total = total - config.selector * (weights * log_prob).sum()
+    hit = right.gather(-1, scores.argmax(-1, keepdim=True)).squeeze(-1)
     return total, weight, hit
 
 
@@ -198,7 +244,9 @@ def dspark_loss(
     their loss is the binary cross-entropy with the overlap 1 - L1 / 2 of drafter and target, weighted as the rest.
     """
     teacher = teacher if config.needs_teacher or confidence is not None else None
-    total, hit, weight, weights, overlap = _HeadLoss.apply(hidden, head, labels, valid, teacher, config, given, table)
+    total, hit, weight, weights, overlap, *_ = _HeadLoss.apply(
+        hidden, head, labels, valid, teacher, config, given, table, 0
+    )
     if confidence is not None:
         judged = F.binary_cross_entropy_with_logits(confidence, overlap, reduction="none")
         total = total + config.confidence * (weights * judged).sum()

@@ -8,17 +8,28 @@ Residual stream, norms and softmax are fp32; rows are rounded to ``compute_dtype
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .dflash2 import CandidateSelector, LocalConv
 from .errors import TrainError
+from .layers import Linear, RMSNorm
 from .target import apply_rope, rope_tables
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+# What stands for a missing half of DFlash 2, whose checkpoints have both: sizes that other engines' kernels take.
+ABSENT_CONV_KERNEL, ABSENT_SELECTOR_RANK = 2, 16
+DFLASH2_FIELDS = {
+    "conv_kernel": "conv_kernel_size",
+    "conv_group": "conv_group_size",
+    "selector_rank": "selector_rank",
+    "selector_top_k": "selector_top_k",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,9 @@ class DrafterConfig:
 
     ``anchor_first``: slot k predicts the token behind its position, from the anchor's slot 0 on; else the slots from 1
     on predict the token at their own. ``markov_rank``: of DSpark's Markov head, 0 for none; ``confidence``: whether
-    there is a confidence head. A drafter with either of them is of the family dspark.
+    there is a confidence head. A drafter with either of them is of the family dspark. ``conv_kernel``: rows that DFlash
+    2's local convolutions mix, 0 for no convolutions; ``selector_rank``: of its candidate selector, 0 for none. A
+    drafter with either of them is of the family dflash2.
     """
 
     hidden_size: int
@@ -50,6 +63,10 @@ class DrafterConfig:
     anchor_first: bool = False
     markov_rank: int = 0
     confidence: bool = False
+    conv_kernel: int = 0
+    conv_group: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
 
     def __post_init__(self) -> None:
         if not self.layer_types:
@@ -64,10 +81,37 @@ class DrafterConfig:
             raise TrainError("num_attention_heads must be a multiple of num_key_value_heads")
         if SLIDING in self.layer_types and not self.sliding_window:
             raise TrainError("sliding_window is missing: layer_types has sliding_attention layers")
+        if self.dflash2:
+            self._check_dflash2()
+
+    def _check_dflash2(self) -> None:
+        if self.dspark:
+            raise TrainError(
+                "a drafter has heads of DSpark (--markov-rank, --confidence) or the parts of DFlash 2 (--conv-kernel, "
+                "--selector-rank), not both"
+            )
+        if self.anchor_first:
+            raise TrainError("a DFlash 2 drafter predicts from its mask slots: leave out --anchor-first")
+        if self.conv_kernel and self.hidden_size % self.conv_group:
+            raise TrainError(f"conv_group_size is {self.conv_group}: it must divide hidden_size {self.hidden_size}")
+        if not 1 <= self.selector_top_k <= self.vocab_size:
+            raise TrainError(f"selector_top_k is {self.selector_top_k}: it must be in 1..{self.vocab_size}")
 
     @property
     def dspark(self) -> bool:
         return self.markov_rank > 0 or self.confidence
+
+    @property
+    def dflash2(self) -> bool:
+        return self.conv_kernel > 0 or self.selector_rank > 0
+
+    def complete(self) -> DrafterConfig:
+        """With both halves of DFlash 2 where it has one: what a checkpoint can say."""
+        if not self.dflash2:
+            return self
+        kernel, rank = self.conv_kernel or ABSENT_CONV_KERNEL, self.selector_rank or ABSENT_SELECTOR_RANK
+        group = self.conv_group if self.conv_kernel else math.gcd(self.conv_group, self.hidden_size)
+        return replace(self, conv_kernel=kernel, conv_group=group, selector_rank=rank)
 
     @property
     def drafts(self) -> int:
@@ -97,6 +141,9 @@ class DrafterConfig:
         if dspark and config.get("markov_head_type", "vanilla") != "vanilla":
             raise TrainError(f"markov_head_type is {config['markov_head_type']!r}: the trainer has vanilla alone")
         first = config.get("sample_from_anchor")
+        own: dict[str, int] = {}
+        if "DFlash2DraftModel" in (config.get("architectures") or ()):
+            own = {mine: value(theirs) for mine, theirs in DFLASH2_FIELDS.items()}
         return cls(
             hidden_size=config["hidden_size"],
             num_hidden_layers=layers,
@@ -118,10 +165,11 @@ class DrafterConfig:
             anchor_first=dspark if first is None else bool(first),
             markov_rank=config.get("markov_rank") or 0,
             confidence=bool(config.get("enable_confidence_head")),
+            **own,
         )
 
     def to_hf(self, dtype: str = "bfloat16") -> dict[str, Any]:
-        pairing = {"mask_token_id": self.mask_token_id, "target_layer_ids": list(self.target_layer_ids)}
+        pairing: dict[str, Any] = {"mask_token_id": self.mask_token_id, "target_layer_ids": list(self.target_layer_ids)}
         out: dict[str, Any] = {
             "architectures": ["DFlashDraftModel"],
             "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
@@ -154,6 +202,10 @@ class DrafterConfig:
             out["is_causal"] = self.is_causal
         if self.anchor_first != self.dspark:
             out["sample_from_anchor"] = self.anchor_first
+        if self.dflash2:
+            out["architectures"] = ["DFlash2DraftModel"]
+            out["auto_map"] = {"AutoModel": "dflash.DFlash2DraftModel"}
+            pairing |= {theirs: getattr(self, mine) for mine, theirs in DFLASH2_FIELDS.items()}
         if self.dspark:
             del out["dflash_config"], out["auto_map"]
             out |= {
@@ -165,27 +217,6 @@ class DrafterConfig:
                 "confidence_head_with_markov": self.markov_rank > 0,
             }
         return out
-
-
-class RMSNorm(nn.Module):
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), (x.shape[-1],), self.weight.float(), self.eps)
-
-
-class Linear(nn.Module):
-    """A bias-free linear layer; the fp32 master weight is rounded to the compute dtype at each use."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs).normal_(0.0, 0.02))
-
-    def forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        return F.linear(x.to(dtype), self.weight.to(dtype))
 
 
 class Attention(nn.Module):
@@ -274,12 +305,25 @@ class Layer(nn.Module):
         self.self_attn = Attention(c, index)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.mlp = MLP(c)
+        self.attention_conv, self.mlp_conv = _conv(c), _conv(c)
 
     def forward(
         self, x: Tensor, ctx: Tensor, ctx_rope: tuple[Tensor, Tensor], rope: tuple[Tensor, Tensor], distance: Tensor
     ) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), ctx, ctx_rope, rope, distance)
-        return x + self.mlp(self.post_attention_layernorm(x), ctx.dtype)
+        def attend(h: Tensor) -> Tensor:
+            return self.self_attn(h, ctx, ctx_rope, rope, distance)
+
+        x = x + _around(self.attention_conv, attend, self.input_layernorm(x), ctx.dtype)
+        return x + _around(self.mlp_conv, lambda h: self.mlp(h, ctx.dtype), self.post_attention_layernorm(x), ctx.dtype)
+
+
+def _conv(c: DrafterConfig) -> LocalConv | None:
+    return LocalConv(c.hidden_size, c.conv_kernel, c.conv_group) if c.conv_kernel else None
+
+
+def _around(conv: LocalConv | None, sublayer: Callable[[Tensor], Tensor], h: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sublayer's output for normed rows ``h``, with its convolutions where it has any."""
+    return sublayer(h) if conv is None else conv.around(sublayer, h, dtype)
 
 
 class MarkovHead(nn.Module):
@@ -319,19 +363,42 @@ class Drafter(nn.Module):
         rank = config.markov_rank
         self.markov_head = MarkovHead(config.vocab_size, rank) if rank else None
         self.confidence_head = ConfidenceHead(config.hidden_size + rank) if config.confidence else None
+        self.candidate_selector: CandidateSelector | None = None
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(
+                config.vocab_size, config.hidden_size, config.selector_rank, config.selector_top_k
+            )
 
-    def head_parameters(self) -> list[nn.Parameter]:
-        """Those of DSpark's heads; all others are the backbone's."""
-        heads = (self.markov_head, self.confidence_head)
-        return [p for head in heads if head is not None for p in head.parameters()]
+    def added_parameters(self) -> list[nn.Parameter]:
+        """What a DFlash drafter lacks: those of the heads of DSpark, of DFlash 2's selector and convolutions."""
+        parts = (self.markov_head, self.confidence_head, self.candidate_selector, *self.convs())
+        return [p for part in parts if part is not None for p in part.parameters()]
+
+    def convs(self) -> list[LocalConv]:
+        """The local convolutions of DFlash 2."""
+        return [m for m in self.modules() if isinstance(m, LocalConv)]
 
     def freeze_backbone(self) -> None:
-        """Leave only DSpark's heads to be trained. Raises TrainError for a drafter without any."""
-        mine = {id(p) for p in self.head_parameters()}
+        """Leave only what a DFlash drafter lacks to be trained. Raises TrainError for a drafter that has no more."""
+        mine = {id(p) for p in self.added_parameters()}
         if not mine:
-            raise TrainError("--freeze backbone leaves nothing to train: a drafter of the family dflash has no heads")
+            raise TrainError(
+                "--freeze backbone leaves nothing to train: a drafter of the family dflash has no heads; add some, as "
+                "with --markov-rank or --selector-rank"
+            )
         for parameter in self.parameters():
             parameter.requires_grad_(id(parameter) in mine)
+
+    def best_tokens(self, hidden: Tensor, logits: Tensor, before: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Greedy target ids ``[...]`` of slots ``hidden [..., H]`` behind the tokens ``before [...]``, given their
+        ``logits [..., R]`` over the head's ``rows``."""
+        if self.candidate_selector is not None:
+            values, columns = logits.topk(min(self.candidate_selector.top_k, logits.shape[-1]))
+            ids = rows[columns]
+            best = self.candidate_selector.scores(values, ids, hidden, before, dtype).argmax(-1, keepdim=True)
+            return ids.gather(-1, best).squeeze(-1)
+        shift, _ = self.sequential(hidden, before, rows)
+        return rows[(logits if shift is None else logits + shift).argmax(-1)]
 
     def sequential(self, hidden: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Of slots ``hidden [..., H]`` behind the tokens ``before [...]``: the Markov correction ``[..., R]`` to the

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a new run begins with. ``init_from``: another drafter, whose shape wins; ``from_target``: weights of the
-    target's last layers. ``markov_rank``, ``confidence``, ``anchor_first``: heads and slots of DSpark, which
-    ``init_from`` gets where it has none."""
+    target's last layers. ``markov_rank``, ``confidence``, ``anchor_first``: heads and slots of DSpark;
+    ``conv_kernel``, ``conv_group``, ``selector_rank``, ``selector_top_k``: parts of DFlash 2. ``init_from`` gets those
+    that it has not."""
 
     layers: int = 2
     block_size: int = 8
@@ -48,12 +49,24 @@ class Start:
     markov_rank: int = 0
     confidence: bool = False
     anchor_first: bool | None = None
+    conv_kernel: int = 0
+    conv_group: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
 
     def shape(self, of: DrafterConfig) -> DrafterConfig:
-        """``of`` with these heads and slots."""
+        """``of`` with these heads, parts and slots."""
         first = of.anchor_first if self.anchor_first is None else self.anchor_first
         rank, sure = of.markov_rank or self.markov_rank, of.confidence or self.confidence
-        return replace(of, markov_rank=rank, confidence=sure, anchor_first=first)
+        new: dict[str, Any] = {"markov_rank": rank, "confidence": sure, "anchor_first": first}
+        if self.conv_kernel and not of.conv_kernel:
+            new |= {"conv_kernel": self.conv_kernel, "conv_group": self.conv_group}
+        if self.selector_rank and not of.selector_rank:
+            new |= {"selector_rank": self.selector_rank, "selector_top_k": self.selector_top_k}
+        shape = replace(of, **new)
+        # every published DFlash 2 says so; where all layers see the whole block anyway, it is no change
+        bidirectional = shape.dflash2 and not any(shape.causal(i) for i in range(shape.num_hidden_layers))
+        return replace(shape, is_causal=False) if bidirectional else shape
 
 
 def fit_drafter(

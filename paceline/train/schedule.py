@@ -59,9 +59,9 @@ def build_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices and AdamW for the rest; each group remembers its ``peak_lr``.
 
-    ``tables``: matrices that are lists of rows rather than maps, such as embeddings: never Muon's. Muon's
-    orthogonalisation costs as much as several sequences: its matrices come in ``shares`` optimisers that can step at
-    the same time.
+    ``tables``: matrices that are lists of rows rather than maps, such as embeddings, and maps of added parts, which
+    start at zero and whose every direction Muon would move alike: never Muon's. Muon's orthogonalisation costs as much
+    as several sequences: its matrices come in ``shares`` optimisers that can step at the same time.
     """
     found = list(parameters)
     apart = {id(p) for p in tables}

@@ -15,6 +15,7 @@ from .target import TargetConfig
 if TYPE_CHECKING:
     from paceline.weights.checkpoint import Checkpoint
 
+ADDED = ("markov_head.", "confidence_head.", "candidate_selector.", "_conv.")  # tensors that DFlash lacks
 NORM_START = 0.25  # the target's final norm, scaled down so that the first logits are almost flat
 
 
@@ -53,30 +54,42 @@ def fresh_drafter(checkpoint: Checkpoint, shape: DrafterConfig, seed: int, *, fr
         drafter.norm.weight.copy_(final if from_target else final * NORM_START)
         if from_target:
             _copy_last_layers(drafter, shape, load, checkpoint)
-        if drafter.markov_head is not None:
-            drafter.markov_head.markov_w1.weight.copy_(principal_rows(load(EMBED), shape.markov_rank))
+    _start_heads(checkpoint, drafter)
     return drafter
 
 
 def with_heads(checkpoint: Checkpoint, drafter: Drafter, shape: DrafterConfig, seed: int) -> Drafter:
-    """``drafter`` in ``shape``, which may add heads of DSpark to it; new ones change no draft yet."""
+    """``drafter`` in ``shape``, which may add heads of DSpark or the parts of DFlash 2; new ones change no draft
+    yet."""
     if drafter.config == shape:
         return drafter
     torch.manual_seed(seed)
     out = Drafter(shape)
     missing, unexpected = out.load_state_dict(drafter.state_dict(), strict=False)
-    assert not unexpected and all(name.startswith(("markov_head.", "confidence_head.")) for name in missing)
-    if out.markov_head is not None and drafter.markov_head is None:
-        embed = load_tensor(checkpoint, EMBED, torch.float32)
-        with torch.no_grad():
-            out.markov_head.markov_w1.weight.copy_(principal_rows(embed, shape.markov_rank))
+    assert not unexpected and all(any(part in name for part in ADDED) for name in missing)
+    _start_heads(checkpoint, out, beside=drafter)
     return out
+
+
+def _start_heads(checkpoint: Checkpoint, drafter: Drafter, beside: Drafter | None = None) -> None:
+    """Give the tables of heads that ``beside`` lacks the target's main directions."""
+
+    def directions(rank: int) -> Tensor:
+        return principal_rows(load_tensor(checkpoint, EMBED, torch.float32), rank)
+
+    shape = drafter.config
+    with torch.no_grad():
+        if drafter.markov_head is not None and (beside is None or beside.markov_head is None):
+            drafter.markov_head.markov_w1.weight.copy_(directions(shape.markov_rank))
+        if drafter.candidate_selector is not None and (beside is None or beside.candidate_selector is None):
+            # the other table at zero: what a token before makes likely then holds for all tokens that are alike
+            drafter.candidate_selector.successor_codebook.copy_(directions(shape.selector_rank))
 
 
 def principal_rows(table: Tensor, rank: int) -> Tensor:
     """``[V, rank]``: the rows of ``table [V, H]`` along their ``rank`` principal axes, with a mean square of 1.
 
-    A Markov head that starts so knows which tokens are alike, also those that its training never shows it. Beyond H
+    A head that starts so knows which tokens are alike, also those that its training never shows it. Beyond H
     columns there is nothing to project on: they are drawn at random.
     """
     centred = table - table.mean(0)

@@ -30,6 +30,7 @@ KINDS: dict[str, Spark | Walk | Draft] = {
     "reduced": Spark(Draft(taps=(0, 2)), packaging="speculators", reduced=(0, 3, 4, 7, 11, 12, 13, 20, 22, 25, 30, 39)),
     "dflash2": Walk(BOTH_WAYS, strength=1.0),
     "dflash2, full attention": Walk(Draft(taps=(0, 2), causal=False), kernel=3, group=4, top_k=3),
+    "dflash2, listed rows": Walk(BOTH_WAYS, strength=1.0, rows=(0, 3, 4, 7, 11, 12, 13, 20, 22, 25, 30, 39)),
     "dflash from the anchor": Draft(taps=(0, 2), extra={"sample_from_anchor": True}),
 }
 
@@ -147,6 +148,7 @@ CHI_KINDS: dict[str, tuple[Spark | Walk | Shape | Draft, dict[str, Any]]] = {
     "gated, with a threshold": (Spark(SMALL, kind="gated", strength=1.5), {"confidence_threshold": 0.5}),
     "dflash2": (Walk(SMALL, top_k=3, strength=1.5), {}),
     "dflash2, all candidates": (Walk(SMALL, top_k=7, strength=2.0), {}),
+    "dflash2, listed rows": (Walk(SMALL, top_k=3, strength=1.5, rows=(0, 2, 3, 6)), {}),
 }
 
 

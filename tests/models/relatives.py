@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from .reference import DrafterReference
 from .tiny import Draft, Shape, Tensors, drafter_config, drafter_tensors, write
@@ -150,7 +151,7 @@ class SparkReference(DrafterReference):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A DFlash 2 drafter."""
+    """A DFlash 2 drafter. rows: head rows that it drafts from, in a file of their own."""
 
     draft: Draft = SLIDING
     kernel: int = 2
@@ -158,6 +159,7 @@ class Walk:
     rank: int = 5
     top_k: int = 6
     strength: float = 3.0
+    rows: tuple[int, ...] = ()
 
 
 def walk_config(s: Shape, d: Walk) -> dict[str, Any]:
@@ -196,7 +198,10 @@ def walk_tensors(s: Shape, d: Walk) -> Tensors:
 
 
 def write_walk(folder: Path, s: Shape, d: Walk) -> Path:
-    return write(folder, walk_config(s, d), walk_tensors(s, d))
+    written = write(folder, walk_config(s, d), walk_tensors(s, d))
+    if d.rows:
+        save_file({"head_rows": np.array(d.rows, np.int32)}, str(written / "head_rows.safetensors"))
+    return written
 
 
 class WalkReference(DrafterReference):
@@ -224,7 +229,8 @@ class WalkReference(DrafterReference):
 
     def scores(self, hidden: np.ndarray, logits: np.ndarray, previous: int) -> tuple[np.ndarray, np.ndarray]:
         """(candidate ids in increasing order, their scores) of one slot."""
-        ids = np.sort(np.argsort(-logits, kind="stable")[: self.d.top_k])
+        rows = np.array(self.d.rows or range(len(logits)))
+        ids = np.sort(rows[np.argsort(-logits[rows], kind="stable")[: self.d.top_k]])
         g = self.w["candidate_selector.hidden_projection.weight"] @ hidden
         query = self.w["candidate_selector.predecessor_codebook"][previous] * g
         return ids, logits[ids] + self.w["candidate_selector.successor_codebook"][ids] @ query

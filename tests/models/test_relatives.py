@@ -14,6 +14,7 @@ from paceline import _native
 from paceline.errors import CheckpointError
 from paceline.models import TargetModel, load_model
 from paceline.models.dflash import load_drafter
+from paceline.models.dflash2 import DFlash2Drafter
 from paceline.sampling import make_state
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.dflash import DFlashProposer
@@ -173,6 +174,7 @@ WALKS = {
     "top level, capped": Walk(
         draft=Draft(nested=False, extra={"output_multiplier": 0.3, "final_logit_softcapping": 2.0})
     ),
+    "listed rows": Walk(rows=(0, 3, 4, 7, 11, 20, 31, 32, 40, 55, 64, 71, 80, 90, 96)),
     "biases": Walk(draft=Draft(bias=True, fc_bias=True, layers=3, taps=(1,))),
 }
 
@@ -192,9 +194,36 @@ def test_dflash2_drafts_follow_the_definition(tmp_path, target, reference, name)
         assert together.drafts[i] == proposer.propose([text], [limit]).drafts[0] == tokens
 
 
-def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, reference):
+@pytest.mark.parametrize("part", ["conv", "candidate_selector"])
+def test_a_part_without_effect_is_left_out(tmp_path, target, reference, part):
+    """Drafts are as if it were in place: a drafter of which one part was trained costs what that part does."""
+    d = Walk(rows=(0, 3, 4, 7, 11, 20, 31, 32, 40, 55, 64, 71, 80, 90, 96))
+    folder = write_walk(tmp_path, SHAPE, d)
+    path, want_of = folder / "model.safetensors", WalkReference(SHAPE, d, reference)
+    tensors = load_file(path)
+    for name, values in tensors.items():
+        if part in name:
+            values[:] = 0
+        if name.endswith("base_kernel") and part == "conv":
+            values[:, 0] = 1
+        want_of.w[name] = values
+    save_file(tensors, str(path))
+    drafter = load_drafter(folder, target)
+    assert isinstance(drafter, DFlash2Drafter)
+    assert (drafter.selector is None) == (part != "conv") and bool(drafter.features_width) == (part == "conv")
+    proposer = DFlash2Proposer(drafter, 7)
+    (text,) = texts(proposer, target, [25])
+    tokens, _ = want_of.drafts(features(reference, text.token_ids[:-1], d.draft.taps), text.token_ids[-1], 7)
+    assert proposer.propose([text], [7]).drafts[0] == tokens
+    tensors["layers.1.mlp_conv.base_kernel"][1, 1, 0] = 0.5  # one number is enough to keep them all
+    save_file(tensors, str(path))
+    assert load_drafter(folder, target)._convs
+
+
+@pytest.mark.parametrize("name", ["plain", "listed rows"])
+def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, reference, name):
     """Mode rejection: a softmax of the scores at the request's temperature; its filters do not touch it."""
-    d = WALKS["plain"]
+    d = WALKS[name]
     drafter = load_drafter(write_walk(tmp_path, SHAPE, d), target)
     proposer = DFlash2Proposer(drafter, 7, "rejection")
     (text,) = texts(proposer, target, [25])
@@ -213,9 +242,10 @@ def test_candidates_and_their_chances_are_those_of_the_scores(tmp_path, target, 
         previous = token
 
 
-def test_banned_tokens_are_no_candidates(tmp_path, target):
+@pytest.mark.parametrize("rows", [(), tuple(range(5, 70, 5)), (5, 60, 61)], ids=["all", "listed", "fewer than asked"])
+def test_banned_tokens_are_no_candidates(tmp_path, target, rows):
     """Penalties and biases act on the logits that candidates are taken from, also when few tokens are left."""
-    drafter = load_drafter(write_walk(tmp_path, SHAPE, WALKS["plain"]), target)
+    drafter = load_drafter(write_walk(tmp_path, SHAPE, replace(WALKS["plain"], rows=rows)), target)
     for sampler in ("coupled", "rejection"):
         proposer = DFlash2Proposer(drafter, 7, sampler)  # type: ignore[arg-type]
         (text,) = texts(proposer, target, [25])
@@ -224,7 +254,7 @@ def test_banned_tokens_are_no_candidates(tmp_path, target):
         text.state = make_state(replace(GREEDY, temperature=1.0), text.token_ids, vocab_size=SHAPE.vocab, seed=1)
         text.state = type(text.state)(SHAPE.vocab, text.token_ids, temperature=1.0, logit_bias=sorted(bans.items()))
         proposal = proposer.propose([text], [7])
-        assert set(proposal.drafts[0]) <= allowed
+        assert set(proposal.drafts[0]) <= (allowed & set(rows) if rows else allowed)
         if proposal.probs is not None:
             assert proposal.probs.ids is not None
             for ids, probs in zip(proposal.probs.ids, proposal.probs.probs, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from paceline.models.dflash import load_drafter
 from paceline.models.drafter_config import DFlashConfig
 from paceline.weights.convert import write_json
 
-from .relatives import Spark, Walk, spark_config, spark_tensors, walk_config, walk_tensors
+from .relatives import Spark, Walk, spark_config, spark_tensors, walk_config, walk_tensors, write_walk
 from .test_drafter_export import converted, same
 from .tiny import Draft, Shape, write, write_target
 
@@ -126,6 +127,14 @@ def test_dflash2_there_and_back(tmp_path, target, model, name):
     assert len({meaning(c) for c in configs}) == 1
     want = drafts(first, target, model, "dflash2")
     assert all(drafts(f, target, model, "dflash2") == want for f in folders[1:])
+
+
+def test_listed_rows_of_dflash2_have_no_place_in_speculators(tmp_path, target):
+    """That format's DFlash 2 drafts from the whole vocabulary; the native one keeps the list."""
+    first = write_walk(tmp_path / "first", SHAPE, replace(WALKS["windowed"], rows=ROWS))
+    with pytest.raises(ConfigError, match=r"head_rows\.safetensors.*remove it"):
+        converted(first, target, tmp_path / "there", "speculators")
+    same(first, converted(first, target, tmp_path / "again", "native"))
 
 
 def test_a_reduced_dspark_stays_in_its_format(tmp_path, target, model):
