@@ -17,7 +17,7 @@ namespace {
 // Longer than a barrier of a quiet machine takes, far shorter than a time slice: a thread that waits for one that is
 // not running gives up its core, and the scheduler moves the other there.
 constexpr int64_t kBarrierSpinNs = 15'000;
-constexpr int64_t kIdleSpinNs = 300'000;  // covers the engine's work between two passes
+constexpr int64_t kIdleSpinNs = 600'000;  // covers the engine's work between two passes
 
 inline void relax() {
 #if defined(__x86_64__)
