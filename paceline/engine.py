@@ -353,9 +353,13 @@ class Engine:
         find: Callable[..., list[list[float]]] | None = getattr(self.proposer, "find", None)
         if find is None or not sequences:
             return [[] for _ in sequences]
+        rooms = [s.draft_room for s in sequences]
+        free = [room for s, room in zip(sequences, rooms, strict=True) if room and not s.fixed_drafts]
+        if free and not self.lengths.looks(len(sequences), sum(free)):
+            rooms = [room if s.fixed_drafts else 0 for s, room in zip(sequences, rooms, strict=True)]
         awake = self.lengths.worthwhile
         able = [limit > 0 and (s.fixed_drafts or awake) for s, limit in zip(sequences, limits, strict=True)]
-        return find(sequences, [s.draft_room for s in sequences], able)
+        return find(sequences, rooms, able)
 
     def _propose(
         self, sequences: list[Sequence], limits: list[int], found: list[list[float]], other_rows: int
@@ -371,6 +375,7 @@ class Engine:
                 [limits[i] for i in free],
                 others,
                 [found[i][: limits[i]] for i in free],
+                len(sequences),
             )
             for i, length in zip(free, lengths, strict=True):
                 limits[i] = length
@@ -578,6 +583,8 @@ class Engine:
             stats.observe(drafted, accepted, len(kept), len(item.drafts), found=item.found)
         if sequence.params.logprobs is not None:
             sequence.logprobs += token_logprobs(logits, rows[: len(kept)], kept, sequence.params.logprobs)
+        if item.found:
+            self.lengths.settle(sequence.request_id, len(item.drafts), accepted)
         if sequence.grammar is not None:  # the drafter is judged by its own drafts: trimmed ones too, forced ones not
             drafted, accepted = sequence.grammar.drafted, min(accepted, sequence.grammar.kept)
         if not item.found:

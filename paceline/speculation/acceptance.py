@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 PRIOR_WEIGHT = 6.0  # drafts of other requests count as much as this many of a request's own
 FORGET = 0.97  # weight of a request's past at each of its drafts
 PRIOR_FORGET = 0.999  # of what all requests showed
+TRUST_PRIOR = 20.0  # accepted drafts for which chances are trusted as they are
+TRUST_FORGET = 0.995
+FORGIVE = 1 / 2048  # of what is known of it, with each step
 
 
 @dataclass(slots=True)
@@ -61,3 +64,27 @@ class Acceptance:
             alive *= last
             out.append(alive)
         return out
+
+
+@dataclass(slots=True)
+class Trust:
+    """How many of the drafts that were promised came: those that are made are those that look good, and they are a
+    little worse than they look."""
+
+    promised: float = TRUST_PRIOR
+    kept: float = TRUST_PRIOR
+
+    def observe(self, promised: float, kept: float) -> None:
+        """Drafts of which so many were expected, and so many kept."""
+        self.promised = TRUST_FORGET * self.promised + promised
+        self.kept = TRUST_FORGET * self.kept + kept
+
+    def forgive(self) -> None:
+        """A step's time has passed: what is not tried is trusted again in the end."""
+        self.promised += (TRUST_PRIOR - self.promised) * FORGIVE
+        self.kept += (TRUST_PRIOR - self.kept) * FORGIVE
+
+    def of(self, survival: Sequence[float]) -> Sequence[float]:
+        """The survival to count with."""
+        share = self.kept / self.promised
+        return survival if share >= 1.0 else [share * s for s in survival]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.cost_table import Costs
+from paceline.speculation.cost_table import KNOTS, Costs
 
 
 def _by_survival(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
@@ -52,6 +52,15 @@ def best_lengths(
         if rate > best_rate:
             best, best_rate = n, rate
     return _allot(order[:best], len(survivals)), best_rate / plain if best else 1.0
+
+
+def most_gain(rows: int, drafts: int, verify: Costs) -> float:
+    """How many times as many tokens per second as a plain step of `rows` rows one with at most so many drafts could
+    bring, were all of them right and made in no time. At least 1."""
+    # costs are linear between knots, so that the rate is largest at one of them or at an end
+    sizes = [knot for knot in KNOTS if rows < knot < rows + drafts]
+    best = max(size / verify.seconds(size) for size in (rows, *sizes, rows + drafts))
+    return best * verify.seconds(rows) / rows
 
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:

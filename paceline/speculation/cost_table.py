@@ -10,15 +10,25 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
-REFIT_AFTER = 16  # observations
+REFIT_AFTER = 16  # observations of a `CostTable`
+REFIT_CURVE_AFTER = 4  # of a `CostCurve`
+LOOK_EVERY = 4  # steps of a settled size
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows
-PACE_WINDOW = 16  # steps
-ENOUGH_OTHERS = 8  # of them: what runs most of the time is what other sizes are compared with
-PACE_NOW = 9  # steps: as far back as the present goes
-RATE = 1 / 16  # of what a step shows, in the long run
-SURPRISE = 0.1  # most that one step can show, as the logarithm of a ratio, once a size is known: the rare long ones
-# weigh hardly more than the others, and costs are near the median
+NOISE = 0.1**2  # of a step, as all variances here of the logarithm of seconds
+PACE_STEP = 0.03**2  # by which the pace wanders from one step to the next
+BEND = 0.15**2  # of the curve at a knot, in logarithms of seconds over those of rows to the base of two
+KINK = 0.03**2  # of a knot by itself
+ANY_LEVEL = 1e4  # of a curve of which nothing is known
+FORGET_COSTS = 1 / 8192  # of what is known of the shape of curves, with each step that counts
+PRESET = 0.07**2  # of what an earlier run learned
+ANY_PACE = 0.3**2  # of the present against that run
+FAR_OUT = 2.0  # standard deviations; a step counts no further than that
+DOUBT = 256.0  # part of its square that counts against what is known of the size
+JUMP_AFTER = 3  # steps in a row that are as far out: it is not one size
+UNSEEN = 1e-3  # weight of a size that was never seen, in steps
 STALE_AFTER = 4096  # steps since a size was last seen: from then on it is believed less and less
 FADING = 0.02  # of the way to what the floor says, at each fit
 TRUST = 12.0  # steps after which a size is known; what an earlier run learned counts as twice as many
@@ -28,6 +38,10 @@ class Costs(Protocol):
     """Seconds of a step over the rows of its pass."""
 
     changes: int
+
+    @property
+    def known(self) -> bool:
+        """Whether anything was observed."""
 
     def observe(self, rows: int, seconds: float) -> None:
         """A step of so many rows took so long."""
@@ -41,10 +55,6 @@ class Costs(Protocol):
     @property
     def medians(self) -> dict[int, float]:
         """Rows -> seconds, of what was measured."""
-
-    @property
-    def known(self) -> bool:
-        """Whether anything was observed."""
 
     @property
     def row_seconds(self) -> float:
@@ -66,120 +76,181 @@ def floor_shape(rows: float, knee: float = 16.0, slope: float = 1 / 64) -> float
     return (1.0 + slope * (rows - 1)) * max(1.0, rows / knee)
 
 
+def _shapes() -> np.ndarray:
+    """Covariance of the knots of a curve that bends at each of them, without its level."""
+    at = np.log2(np.array(KNOTS, float))
+    bends = np.maximum(at[:, None] - at, 0.0)  # [knot, bend]: what a bend of 1 does to the knot
+    return BEND * bends @ bends.T + KINK * np.eye(len(KNOTS))
+
+
+_FLOOR = np.log([floor_shape(rows) for rows in KNOTS])
+_SHAPES = _shapes()
+
+
 class Pace:
-    """How much longer a step takes now than costs say, as a logarithm: neighbours on a shared machine slow passes of
-    every size down for a while."""
+    """What is known of the logarithms of seconds at the knots of some curves, which the machine's pace moves together.
+
+    Neighbours on a shared machine slow passes of every size down for a while: how long a step takes now says little
+    about a size, while what it takes against the steps around it says much. So all knots are one Kalman filter, whose
+    state wanders in common from step to step. What a step shows beyond the expected moves its own size as far as that
+    is uncertain against the pace, and other sizes as far as they are known in terms of it.
+    """
 
     def __init__(self) -> None:
-        self._recent: deque[tuple[int, float]] = deque(maxlen=PACE_WINDOW)
+        self.mean = np.zeros(0)
+        self._cov = np.zeros((0, 0))
+        self._wander = np.zeros((0, 0))  # added to it with each step
+        self._far_out = 0  # steps in a row that were, below 0 if they were short
+        self.fits = 0  # times that what curves were fitted to has changed
 
-    def feel(self, rows: int, ratio: float) -> None:
-        """A step took exp(ratio) times as long as expected."""
-        self._recent.append((rows, ratio))
+    def join(self) -> int:
+        """A curve of nothing known: the place of its first knot."""
+        first, end = len(self.mean), len(self.mean) + len(KNOTS)
+        self.mean = np.concatenate([self.mean, _FLOOR])
+        self._cov = np.pad(self._cov, (0, len(KNOTS)))
+        self._cov[first:end, first:end] = _SHAPES + ANY_LEVEL
+        self._wander = np.pad(self._wander - PACE_STEP, (0, len(KNOTS)))
+        self._wander[first:end, first:end] = FORGET_COSTS * _SHAPES
+        self._wander += PACE_STEP
+        return first
 
-    @property
-    def now(self) -> float:
-        recent = [ratio for _, ratio in self._recent][-PACE_NOW:]
-        return statistics.median_low(recent) if recent else 0.0
+    def observe(self, near: Sequence[tuple[int, float]], seconds: float, *, known: bool, again: bool) -> None:
+        """A step took so long; near: the knots around its size with their shares. known: the size is, so that it can be
+        far out. again: the step before had the same size, so that what has changed since is the pace."""
+        self._cov *= 1.0 - FORGET_COSTS
+        self._cov += self._wander
+        parts = [(knot, share * math.exp(self.mean[knot])) for knot, share in near]
+        total = sum(part for _, part in parts)
+        shares = [(knot, part / total) for knot, part in parts]
+        surprise = math.log(seconds / total)
+        column, variance = self._column(shares)
+        most = FAR_OUT * math.sqrt(variance)
+        if abs(surprise) <= most or not known:
+            self._far_out = 0
+        else:
+            self._far_out = max(0, self._far_out) + 1 if surprise > 0.0 else min(0, self._far_out) - 1
+            if again or abs(self._far_out) >= JUMP_AFTER:  # the pace has jumped
+                self._cov += surprise**2
+                column, variance = self._column(shares)
+            else:  # it may have, or the step was interrupted, or this size is another than it was
+                for knot, _ in near:
+                    self._cov[knot, knot] += surprise**2 / DOUBT
+                column, variance = self._column(shares)
+                surprise = math.copysign(most, surprise)
+        gain = column / variance
+        self.mean += gain * surprise
+        self._cov -= np.outer(gain, column)
 
-    def by_others(self, rows: int) -> float | None:
-        """As steps of other sizes tell; None if too few of them ran of late. A size alone cannot tell whether it or the
-        machine has changed."""
-        others = [ratio for size, ratio in self._recent if size != rows]
-        return statistics.median_low(others[-PACE_NOW:]) if len(others) >= ENOUGH_OTHERS else None
+    def _column(self, shares: Sequence[tuple[int, float]]) -> tuple[np.ndarray, float]:
+        """Covariance of all knots with what such a step takes, and the variance of that."""
+        column = sum(share * self._cov[knot] for knot, share in shares)
+        return column, NOISE + sum(share * column.item(knot) for knot, share in shares)
+
+    def preset(self, first: int, values: Mapping[int, float]) -> None:
+        """The curve at `first` is as an earlier run left it: knot -> logarithm of seconds, at a pace of its own."""
+        own = slice(first, first + len(KNOTS))
+        knots = list(values)
+        level = float(np.mean([values[knot] - _FLOOR[knot] for knot in knots]))
+        prior = _SHAPES + ANY_LEVEL
+        gain = np.linalg.solve(prior[np.ix_(knots, knots)] + 1e-9 * np.eye(len(knots)), prior[knots]).T
+        self.mean[own] = _FLOOR + level + gain @ (np.array([values[knot] - level for knot in knots]) - _FLOOR[knots])
+        self.mean[[first + knot for knot in knots]] = list(values.values())
+        self._cov[own] = self._cov[:, own] = 0.0
+        self._cov[own, own] = prior - gain @ prior[knots] + PRESET * (1.0 + np.eye(len(KNOTS)))
+        self._cov += ANY_PACE
+
+    def shift(self, knot: int, value: float) -> None:
+        """A knot is taken to be at this value from now on, as little as is known of it."""
+        self.mean[knot] = value
 
 
 class CostCurve:
     """Costs that are learned over many steps, for choices between sizes; see `Costs`.
 
-    Sizes are compared as if all had been measured in the same moment: what a step took is divided by the pace of the
-    steps around it. Else a size that was last tried in a bad moment looks dear for good, since what looks dear is not
-    tried again. A curve with few knots, which every step moves a little, lets sizes learn from their neighbours.
+    Sizes are compared as if all had been measured in the same moment, see `Pace`. Else a size that was last tried in a
+    bad moment looks dear for good, since what looks dear is not tried again. A curve with few knots, which every step
+    moves a little, lets sizes learn from their neighbours: it is taken to be one of gentle bends, as a logarithm over
+    that of rows.
 
-    pace: shared by curves whose seconds are added up. leads: this one tells it how long steps take now.
+    pace: shared by curves whose seconds are added up.
     """
 
-    def __init__(self, pace: Pace, *, leads: bool = False) -> None:
+    def __init__(self, pace: Pace) -> None:
         self.changes = 0
-        self._pace, self._leads = pace, leads
-        self._seen: set[int] = set()
+        self.known = False
+        self._pace, self._first = pace, pace.join()
+        self._seen: dict[int, int] = {}  # rows -> steps
+        self._before = 0  # rows of the step before
         self._weight = [0.0] * len(KNOTS)  # steps that showed a knot
         self._last = [0] * len(KNOTS)  # the step that last did
-        self._value = [0.0] * len(KNOTS)  # logarithm of seconds, where the weight is not 0
         self._fitted: list[float] = []  # seconds of all knots
-        self._stale = 0  # steps since
+        self._fit_of = 0  # which of the pace's fits they are
+        self._stale = 0  # steps that counted since
         self._known: dict[int, float] = {}  # rows -> seconds by them
 
     def observe(self, rows: int, seconds: float) -> None:
-        """The first step of a size does not count: it touches memory first."""
-        if rows not in self._seen:
-            self._seen.add(rows)
+        """The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in
+        a few does, since looking takes time, too."""
+        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
+        if seen == 1:
             return
-        near, took = self._near(rows), math.log(seconds)
-        trusted = self.settled(rows)
-        expected = math.log(self.seconds(rows)) if self.known else took - self._pace.now
-        pace: float | None
-        if trusted and self._leads:
-            pace = self._pace.by_others(rows)
-            self._pace.feel(rows, took - expected)
-        else:
-            pace = self._pace.now
         self.changes += 1
+        again, self._before = self._before == rows, rows
+        known = self.settled(rows)
+        if known and seen % LOOK_EVERY:
+            return
+        near = self._near(rows)
+        self._pace.observe([(self._first + knot, share) for knot, share in near], seconds, known=known, again=again)
         self._stale += 1
         for knot, share in near:
             self._last[knot] = self.changes
-            if pace is not None:
-                surprise = took - pace - expected
-                self._learn(knot, share, expected, max(-SURPRISE, min(SURPRISE, surprise)) if trusted else surprise)
-        if not trusted or self._stale >= REFIT_AFTER:
-            self._refit()
-
-    def _learn(self, knot: int, share: float, expected: float, surprise: float) -> None:
-        if not self._weight[knot]:
-            self._value[knot] = math.log(self._fitted[knot]) if self._fitted else expected
-        self._weight[knot] += share
-        self._value[knot] += share * max(RATE, min(1.0, 1.0 / self._weight[knot])) * surprise
+            self._weight[knot] += share
+        self.known = True
+        if self._stale >= REFIT_CURVE_AFTER or not known:
+            self._stale = 0
+            self._pace.fits += 1
 
     def preset(self, medians: Mapping[int, float]) -> None:
-        for rows, seconds in medians.items():
-            if rows in KNOTS:
-                knot = KNOTS.index(rows)
-                self._value[knot], self._weight[knot] = math.log(seconds), 2 * TRUST
-        self._fitted = []  # these are at a scale of their own
-        self._refit()
+        values = {KNOTS.index(rows): math.log(seconds) for rows, seconds in medians.items() if rows in KNOTS}
+        if not values:
+            return
+        self._pace.preset(self._first, values)
+        self.known = True
+        self._weight = [2 * TRUST if knot in values else 0.0 for knot in range(len(KNOTS))]
+        self._pace.fits += 1
 
     def _refit(self) -> None:
         self._fade()
-        before, self._fitted, self._stale = self._fitted, self._fit(), 0
-        known = [knot for knot, weight in enumerate(self._weight) if weight >= TRUST]
-        if self._leads and before and len(known) > 1:
-            # sizes are told apart, not how fast the machine is, which is the pace's: together they stay where they were
-            drift = sum(math.log(self._fitted[knot] / before[knot]) for knot in known) / len(known)
-            self._fitted = [seconds * math.exp(-drift) for seconds in self._fitted]
+        self._fitted, self._fit_of = self._fit(), self._pace.fits
         # what is learned starts from here again: values that smoothing hides would drift away unseen
         for knot, weight in enumerate(self._weight):
             if weight:
-                self._value[knot] = math.log(self._fitted[knot])
+                self._pace.shift(self._first + knot, math.log(self._fitted[knot]))
         self._known.clear()
 
     def _fade(self) -> None:
         """What looks dear and was not seen for long is slowly taken to cost what the floor says, until it is tried."""
         now = max(range(len(KNOTS)), key=self._last.__getitem__)
+        values = self._values
         for knot, weight in enumerate(self._weight):
             if weight and self._last[now] - self._last[knot] > STALE_AFTER:
-                target = self._value[now] + math.log(floor_shape(KNOTS[knot]) / floor_shape(KNOTS[now]))
-                self._value[knot] += FADING * min(0.0, target - self._value[knot])
+                target = values[now] + _FLOOR[knot] - _FLOOR[now]
+                self._pace.shift(self._first + knot, values[knot] + FADING * min(0.0, target - values[knot]))
 
     @property
-    def known(self) -> bool:
-        return bool(self._fitted) or any(self._weight)
+    def _values(self) -> list[float]:
+        """Logarithms of seconds at the knots."""
+        values: list[float] = self._pace.mean[self._first : self._first + len(KNOTS)].tolist()
+        return values
 
     @property
     def medians(self) -> dict[int, float]:
         """Of the knots that were learned."""
+        if self._fit_of != self._pace.fits and self.known:
+            self._refit()
         return {
             rows: math.exp(value)
-            for rows, value, weight in zip(KNOTS, self._value, self._weight, strict=True)
+            for rows, value, weight in zip(KNOTS, self._values, self._weight, strict=True)
             if weight >= TRUST
         }
 
@@ -189,7 +260,9 @@ class CostCurve:
         return max(self.seconds(1) / 16, self.seconds(largest) / largest if largest > 16 else 0.0)
 
     def seconds(self, rows: int) -> float:
-        """At the pace of the curve; in passes of one row as long as nothing was observed."""
+        """At the pace of late; in passes of one row as long as nothing was observed."""
+        if self._fit_of != self._pace.fits and self.known:
+            self._refit()
         known = self._known.get(rows)
         if known is None:
             known = self._known[rows] = self._interpolate(rows)
@@ -215,23 +288,13 @@ class CostCurve:
         return [(at, 1.0 - share), (at + 1, share)]
 
     def _fit(self) -> list[float]:
-        """Seconds of all knots such that more rows never take less, unknown ones along the floor from the nearest."""
-        seen = [knot for knot, weight in enumerate(self._weight) if weight]
-        if not seen:
-            return []
-        fitted = rising([math.exp(self._value[knot]) for knot in seen], [min(self._weight[k], 64.0) for k in seen])
-        table = dict(zip(seen, fitted, strict=True))
-        out = []
-        for knot, rows in enumerate(KNOTS):
-            below = max((k for k in seen if k <= knot), default=seen[0])
-            above = min((k for k in seen if k >= knot), default=seen[-1])
-            if below < knot < above:
-                share = (rows - KNOTS[below]) / (KNOTS[above] - KNOTS[below])
-                out.append(table[below] * (1.0 - share) + table[above] * share)
-            else:
-                near = below if below <= knot else above
-                out.append(table[near] * floor_shape(rows) / floor_shape(KNOTS[near]))
-        return out
+        """Seconds of all knots such that more rows never take less, and beyond what was seen a row never more."""
+        weights = [min(weight, 64.0) or UNSEEN for weight in self._weight]
+        fitted = rising([math.exp(value) for value in self._values], weights)
+        last = max(knot for knot, weight in enumerate(self._weight) if weight)
+        for knot in range(last + 1, len(KNOTS)):
+            fitted[knot] = min(fitted[knot], fitted[knot - 1] * KNOTS[knot] / KNOTS[knot - 1])
+        return fitted
 
 
 class CostTable:

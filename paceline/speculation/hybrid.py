@@ -65,6 +65,8 @@ class HybridProposer:
         """See `Finder`."""
         self._time_step()
         self._found.clear()
+        if not any(rooms):
+            return [[] for _ in sequences]
         out = []
         survivals = self.lookup.find(sequences, rooms, able)
         for sequence, room, ok, survival in zip(sequences, rooms, able, survivals, strict=True):

@@ -12,26 +12,27 @@ from functools import partial
 from itertools import accumulate
 from operator import mul
 
-from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance
-from paceline.speculation.allotment import admitted, best_lengths, likeliest, slot_worths, survivals_of
-from paceline.speculation.cost_table import KNOTS, CostCurve, Costs, Pace, neighbours
+from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance, Trust
+from paceline.speculation.allotment import admitted, best_lengths, likeliest, most_gain, slot_worths, survivals_of
+from paceline.speculation.cost_table import KNOTS, REFIT_AFTER, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
 EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain ones, so that their costs are known
-PLAIN_STEPS = 4  # in a row, when plain decoding is what is tried
-SETTLED_AFTER = 1  # of them: until then caches are still filled with what drafts needed
-MOST_CURIOSITY = 2.0  # steps whose time is saved up for these, at most
+PLAIN_STEPS = 16  # in a row, when plain decoding is what is tried
+SETTLED_AFTER = 12  # of them: until then caches are still filled with what drafts needed
+MOST_CURIOSITY = 16.0  # steps whose time is saved up for these, at most
 LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
 FOLLOW_SHARE = 0.06  # of a step: what it takes that a drafter follows, which drafts have to earn on average
 UPSIDE = 0.25  # that drafts would have to bring, were they as good as hoped, for a drafter to follow all the same
 GAIN_STEPS = 32.0  # over which that is averaged
-MARGIN = 0.12  # that drafts have to bring beyond plain steps, by what steps are seen to cost, for each further request
-MARGIN_REQUESTS = 3  # up to so many
+MARGIN = 0.08  # that drafts have to bring beyond plain steps, by what steps are seen to cost, for each further request
+MARGIN_REQUESTS = 7  # up to so many
+FRESH = 0.12  # that drafts are taken to bring when they are tried again after a rest
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
@@ -45,9 +46,8 @@ FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 
 
 def _margin(requests: int) -> float:
-    """What drafts for so many requests have to bring beyond what costs say. With several requests, plain steps left to
-    themselves were measured to take 15 % less time than those between drafted ones, which is what is known of them; and
-    requests that end together share a pass for the prompts behind them, which drafts break up."""
+    """What drafts for so many requests have to bring beyond what costs say: requests that end together share a pass for
+    the prompts behind them, which drafts break up."""
     return MARGIN * min(requests - 1, MARGIN_REQUESTS)
 
 
@@ -66,7 +66,7 @@ class DraftLengthPolicy:
 
     def __init__(self) -> None:
         pace = Pace()
-        self.verify: Costs = CostCurve(pace, leads=True)
+        self.verify: Costs = CostCurve(pace)
         self.draft: Costs = CostCurve(pace)
         self.overall = Acceptance()
         self.chosen: dict[int, int] = {}  # draft length -> how often
@@ -95,6 +95,30 @@ class DraftLengthPolicy:
         self._patience = 1
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
+        self._trusted = Trust()  # of drafts that are at hand
+        self._promised: dict[int, Sequence[float]] = {}  # their survival in this step
+        self._look_gain = 1.0 + FRESH  # of drafts at hand over plain steps, on average of late, while a drafter rests
+        self._look_patience = 1
+        self._blind = 0  # steps for which nobody looks for drafts
+        self._payable: dict[tuple[int, int], float] = {}  # rows, drafts -> the most that they could bring
+        self._payable_since = 0  # changes of costs, when the first of them was asked for
+
+    def looks(self, decoding: int, drafts: int) -> bool:
+        """Whether to look for drafts that are at hand, at most so many in all, in a step in which so many requests
+        decode. Looking takes time, too: while the drafter rests and what is found has not brought that of late, nobody
+        looks for a while."""
+        if self.worthwhile:
+            self._look_gain, self._look_patience, self._blind = 1.0 + FRESH, 1, 0
+        elif self._blind:
+            self._blind -= 1
+            return False
+        elif self._look_gain < 1.0 + FOLLOW_SHARE:
+            self._blind = self._look_patience * LOOK_AGAIN_EVERY
+            self._look_patience = min(2 * self._look_patience, MOST_PATIENCE)
+            self._look_gain = 1.0 + FRESH
+            return False
+        self._look_gain += (1.0 - self._look_gain) / GAIN_STEPS
+        return self._could_pay(decoding, drafts, _margin(decoding))
 
     def choose(
         self,
@@ -102,12 +126,15 @@ class DraftLengthPolicy:
         limits: Sequence[int],
         other_rows: int = 0,
         found: Sequence[Sequence[float]] = (),
+        decoding: int = 0,
     ) -> list[int]:
         """Lengths of at most limits[i] for requests named by number; 0 = decode plainly this time. other_rows: rows of
         the pass that belong to others. found[i]: survival of drafts of request i that are at hand and take no time, as
-        many as its limit; empty where the drafter has to make them."""
+        many as its limit; empty where the drafter has to make them. decoding: requests that decode in this step, with
+        those for which there can be no drafts; these alone unless there are more."""
         rows = len(requests) + other_rows
-        lengths = self._choose(requests, limits, rows, found or [()] * len(requests))
+        margin = _margin(max(decoding, len(requests)))
+        lengths = self._choose(requests, limits, rows, found or [()] * len(requests), margin)
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
@@ -152,38 +179,55 @@ class DraftLengthPolicy:
         )
 
     def _choose(
-        self, requests: Sequence[int], limits: Sequence[int], rows: int, found: Sequence[Sequence[float]]
+        self,
+        requests: Sequence[int],
+        limits: Sequence[int],
+        rows: int,
+        found: Sequence[Sequence[float]],
+        margin: float,
     ) -> list[int]:
         if self._plain_steps:
             self._plain_steps -= 1
             return [0] * len(requests)
-        margin = _margin(len(requests))
+        if not self._could_pay(rows, sum(limits), margin):
+            if self.worthwhile:
+                self._lose_hope(rows, False)
+            return [0] * len(requests)
         at_hand = [len(row) > 0 for row in found]
         asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        self._trusted.forgive()
+        self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
+        if self._promised:
+            found = [self._trusted.of(row) for row in found]
         if not self.worthwhile or not any(asked):
-            lengths, _ = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
+            lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
+            self._look_gain += (gain - 1.0) / GAIN_STEPS
             return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
         survivals = [
             row or (self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit))
             for r, limit, row in zip(requests, limits, found, strict=True)
         ]
+        # plain steps that a drafter follows take longer than those that are left to themselves
+        beside = (1.0 + margin) / (1.0 + FOLLOW_SHARE) - 1.0
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
         if self.whole:  # however few of them will be verified
             draft = partial(self._whole_seconds, draft(sum(min(limit, self._usual) for limit in asked)))
         if self.confident and not any(at_hand):
             lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
-            gain = max(1.0, self._planned * max(1.0, self._option))
-            if gain <= 1.0 + margin:
+            gain = self._planned * max(1.0, self._option)
+            if gain <= 1.0 + beside:
                 lengths = [0] * len(requests)
         else:
-            lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, margin)
+            lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, beside)
             self._planned = 0.0
         alone = [0] * len(requests)
         if any(at_hand):  # what the drafter brings beside them
             alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand, margin)
             gain /= without
+        if not any(length and not free for length, free in zip(lengths, at_hand, strict=True)):
+            gain = 1.0 / (1.0 + FOLLOW_SHARE)
         self._gain += (gain - self._gain) / GAIN_STEPS
-        if self._gain < 1.0 + FOLLOW_SHARE and self._hope(asked, rows)[1] < (1.0 + UPSIDE) * (1.0 + margin):
+        if self._gain < 1.0 and self._hope(asked, rows)[1] < (1.0 + UPSIDE) * (1.0 + margin):
             self._rest(rows)
             return alone
         idle = [i for i, limit in enumerate(asked) if limit and not lengths[i]]
@@ -193,6 +237,18 @@ class DraftLengthPolicy:
             self._hopeless = 0
             lengths = self._explore(survivals, at_hand, lengths, rows)
         return self._blocks(limits, at_hand, lengths) if self.whole else lengths
+
+    def _could_pay(self, rows: int, drafts: int, margin: float) -> bool:
+        """Whether at most so many drafts beside so many rows would be made if every one of them were right and at hand:
+        where not, nobody needs to look for any."""
+        if self.verify.changes - self._payable_since >= REFIT_AFTER:
+            self._payable.clear()
+        if not self._payable:
+            self._payable_since = self.verify.changes
+        key = (rows, drafts)
+        if key not in self._payable:
+            self._payable[key] = most_gain(rows, drafts, self.verify)
+        return self._payable[key] > 1.0 + margin
 
     def _blocks(self, limits: Sequence[int], found: Sequence[bool], lengths: list[int]) -> list[int]:
         """Slots to draft for requests that were given some: all that pay for themselves, to be cut when it is known how
@@ -228,19 +284,20 @@ class DraftLengthPolicy:
         """The lengths, or now and then those of a pass one knot larger or smaller, or of a few plain ones: costs that
         look high for no good reason would otherwise never be seen again."""
         now = self._step_seconds(lengths, found, rows)
-        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
 
         def lost(tried: Sequence[int], expected: float) -> float:
             """Against as many tokens at the rate that was chosen."""
+            planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
         plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
-        price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
         self._plain_curiosity = min(self._plain_curiosity + EXPLORE_SHARE * now, MOST_CURIOSITY * now)
-        if price <= self._plain_curiosity:
-            self._plain_curiosity -= price
-            self._plain_steps = PLAIN_STEPS - 1
-            return plain
+        if self._plain_curiosity >= LEAST_PRICE * now:
+            price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
+            if price <= self._plain_curiosity:
+                self._plain_curiosity -= price
+                self._plain_steps = PLAIN_STEPS - 1
+                return plain
         if self.whole and not all(found):
             return lengths
         return self._another_size(survivals, lengths, rows, now, lost)
@@ -265,16 +322,17 @@ class DraftLengthPolicy:
         self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
-        self._upwards = not self._upwards
         drafts = sum(lengths)
         above, below = neighbours(rows + drafts)
-        other = min(above - rows, most) if self._upwards else max(below - rows, 0)
-        if other == drafts:
-            return lengths
+        other = max(below - rows, 0) if self._upwards else min(above - rows, most)
         tried, expected = likeliest(survivals, other)
         price = max(lost(tried, expected), LEAST_PRICE * now)
+        if other == drafts or price > now:  # which can never be saved up
+            self._upwards = not self._upwards
+            return lengths
         if price > self._curiosity:
             return lengths
+        self._upwards = not self._upwards
         self._curiosity -= price
         return tried
 
@@ -346,7 +404,7 @@ class DraftLengthPolicy:
         _, gain = best_lengths(survivals, self.verify, partial(self._draft_seconds, rows), margin=margin)
         long = gain >= 1.0 + FOLLOW_SHARE or self._idle >= self._patience * LOOK_AGAIN_EVERY
         if hope >= (1.0 + UPSIDE) * (1.0 + margin) or (hope > 1.0 + margin and long):
-            self.worthwhile, self._hopeless, self._gain = True, 0, 1.0 + UPSIDE
+            self.worthwhile, self._hopeless, self._gain = True, 0, 1.0 + FRESH
         elif fewer:
             self._given_up_at = rows  # it looks again when a good part of these are gone
 
@@ -412,6 +470,12 @@ class DraftLengthPolicy:
         """A tree whose nodes had these chances was verified, and `accepted` of them kept."""
         said, kept = self._tree_trust
         self._tree_trust = (TREE_FORGET * said + sum(chances), TREE_FORGET * kept + accepted)
+
+    def settle(self, request: int, drafted: int, accepted: int) -> None:
+        """So many drafts that a request had at hand were verified and kept."""
+        survival = self._promised.pop(request, ())
+        if survival and drafted:
+            self._trusted.observe(sum(survival[:drafted]), accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""

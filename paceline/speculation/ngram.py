@@ -179,6 +179,8 @@ class NgramProposer:
 
     def find(self, sequences: Sequence[SequenceView], rooms: Sequence[int], able: Sequence[bool]) -> list[list[float]]:
         """See `Finder`."""
+        if not any(rooms):  # what was guessed is settled when it is asked again
+            return [[] for _ in sequences]
         out = []
         for sequence, room in zip(sequences, rooms, strict=True):
             self.scores.settle(sequence)

@@ -40,6 +40,7 @@ class Recorder(DraftLengthPolicy):
         limits: Sequence[int],
         other_rows: int = 0,
         found: Sequence[Sequence[float]] = (),
+        decoding: int = 0,
     ) -> list[int]:
         return list(limits)
 

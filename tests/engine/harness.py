@@ -159,7 +159,7 @@ def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
 
     engine.step = checked  # type: ignore[method-assign]
     if not adaptive:
-        engine.lengths.choose = lambda requests, limits, others=0, found=(): list(limits)  # type: ignore[method-assign]
+        engine.lengths.choose = lambda requests, limits, *_: list(limits)  # type: ignore[method-assign]
         engine.lengths.trim = lambda *_: None  # type: ignore[method-assign]
     return llm
 

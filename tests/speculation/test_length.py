@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.speculation.acceptance import Acceptance
-from paceline.speculation.allotment import best_lengths
+from paceline.speculation.acceptance import Acceptance, Trust
+from paceline.speculation.allotment import best_lengths, most_gain
 from paceline.speculation.cost_table import CostCurve, CostTable, Pace, rising
 from paceline.speculation.length import GIVE_UP_AFTER, PROBE_SHARE, DraftLengthPolicy
 
@@ -116,7 +117,7 @@ def test_drafts_at_hand_do_not_keep_a_hopeless_drafter_awake() -> None:
     assert not policy.worthwhile
 
 
-@pytest.mark.parametrize("kept", [0.5, 0.85])
+@pytest.mark.parametrize("kept", [0.4, 0.85])
 def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> None:
     """Weights that just fit the caches do not any more beside a drafter's: a plain step among drafted ones is slow."""
     policy, draw, warm = DraftLengthPolicy(), random.Random(3), 0
@@ -126,7 +127,7 @@ def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> No
         if not policy.worthwhile:
             policy.reconsider(1)
         (length,) = policy.choose([1], [7])
-        verify = (3.3 + 2.2 * (warm < 1) + 0.3 * length) * draw.uniform(0.95, 1.2)
+        verify = (3.3 + 0.9 * max(0.0, 1.0 - warm / 12) + 0.3 * length) * draw.uniform(0.95, 1.2)
         policy.observe_step(1 + length, length, verify)
         if length:
             policy.draft.observe(1 + length, 0.7)
@@ -137,7 +138,7 @@ def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> No
             spent += verify + (0.7 if length else 0.0)
             tokens += 1.0 + sum(survival[:length])
     best = max(
-        (1.0 + sum(survival[:k])) / (1.075 * ((5.5 if k else 3.3) + 0.3 * k) + (0.7 if k else 0.0)) for k in range(8)
+        (1.0 + sum(survival[:k])) / (1.075 * ((4.2 if k else 3.3) + 0.3 * k) + (0.7 if k else 0.0)) for k in range(8)
     )
     assert tokens / spent > 0.95 * best
 
@@ -164,9 +165,9 @@ def test_hopeless_drafts_stop_and_probes_cost_a_small_share_of_the_time(requests
     assert 0.5 * PROBE_SHARE < spent / plain < 1.1 * PROBE_SHARE
 
 
-@pytest.mark.parametrize(("requests", "drafted"), [(1, True), (2, False), (4, False)])
+@pytest.mark.parametrize(("requests", "drafted"), [(1, True), (2, True), (4, False)])
 def test_several_requests_need_more_than_costs_promise(requests: int, drafted: bool) -> None:
-    """A gain of a tenth on paper: taken for one request, not for several (plain steps are faster than they look)."""
+    """A gain of a tenth on paper: taken for one request or two, not for more, which share passes for prompts."""
     kept = 0.5
     price = (1.0 + kept) / 1.1 - 1.0
     survivals = [[kept] for _ in range(requests)]
@@ -192,6 +193,69 @@ def test_a_margin_never_adds_drafts_and_is_met_by_those_that_are_made(rows: list
     assert not any(kept) or held > 1.0 + margin
 
 
+@pytest.mark.parametrize(("decoding", "drafted"), [(1, True), (2, True), (4, False)])
+def test_the_margin_is_that_of_all_that_decode(decoding: int, drafted: bool) -> None:
+    """Lookup finds something for one of them, which brings 1.1 times the tokens per second."""
+    policy = DraftLengthPolicy()
+    price = (decoding + 0.9) / decoding / 1.1 - 1.0
+    policy.verify = table({rows: 1.0 + price * (rows - decoding) for rows in range(decoding, 20)})
+    policy.worthwhile = False
+    assert any(policy.choose([1], [1], decoding - 1, [[0.9]], decoding)) is drafted
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.floats(0.1, 9)), max_size=9), st.integers(1, 40), st.integers(1, 90))
+def test_the_most_that_drafts_could_bring_is_what_certain_ones_do(
+    times: list[tuple[int, float]], rows: int, drafts: int
+) -> None:
+    costs = CostCurve(Pace())
+    for size, seconds in times * 2:
+        costs.observe(size, seconds)
+    every = [1.0, *((rows + n) / rows * costs.seconds(rows) / costs.seconds(rows + n) for n in range(1, drafts + 1))]
+    assert most_gain(rows, drafts, costs) == pytest.approx(max(every))
+    _, gain = best_lengths([[1.0] * drafts] + [[]] * (rows - 1), costs, lambda _: 0.0)
+    assert most_gain(rows, drafts, costs) == pytest.approx(gain)
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 7.0), st.floats(0.0, 7.0)), max_size=60))
+def test_trust_is_between_what_came_and_what_was_promised(drafts: list[tuple[float, float]]) -> None:
+    trust = Trust()
+    for promised, kept in drafts:
+        trust.observe(promised, kept)
+    survival = [0.9, 0.5, 0.1]
+    trusted = trust.of(survival)
+    assert all(0.0 <= t <= s for t, s in zip(trusted, survival, strict=True))
+    if all(kept >= promised for promised, kept in drafts):
+        assert trusted == survival
+    for _ in range(20_000):
+        trust.forgive()
+    assert trust.of(survival) == pytest.approx(survival, rel=1e-3)
+
+
+def test_drafts_that_keep_less_than_they_promise_are_not_made_any_more() -> None:
+    """Lookup says 0.9, and half of them come."""
+    policy, draw, late = DraftLengthPolicy(), random.Random(2), 0
+    policy.verify = table({rows: 1.0 + 0.7 * (rows - 1) for rows in range(1, 9)})
+    policy.worthwhile = False
+    for step in range(300):
+        (length,) = policy.choose([1], [1], 0, [[0.9]])
+        policy.settle(1, length, int(length and draw.random() < 0.5))
+        late += length * (step >= 100)
+    assert late < 20
+
+
+def test_nobody_looks_for_drafts_where_none_could_pay_or_none_has() -> None:
+    policy = DraftLengthPolicy()
+    policy.verify = table({rows: float(rows) for rows in range(1, 60)})
+    assert not policy.looks(8, 56), "twice the rows take twice as long"
+    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 60)})
+    assert policy.looks(2, 14)
+    policy.worthwhile = False
+    looked = [policy.looks(2, 14) for _ in range(5000)]
+    assert 0 < sum(looked) < 500 and any(looked[2500:]), "less and less, but again and again"
+    policy.worthwhile = True
+    assert policy.looks(2, 14)
+
+
 def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_rests() -> None:
     policy = hopeless()
     policy.verify = table({rows: float(rows) for rows in range(1, 60)})
@@ -206,24 +270,25 @@ def test_where_even_better_drafts_would_not_pay_there_are_none_and_the_drafter_r
 
 
 def test_a_drafter_that_earns_less_than_following_costs_rests() -> None:
-    """Eight requests whose drafts gain less than the margin, and better ones little more."""
-    policy, steps = DraftLengthPolicy(), 0
-    policy.verify = table({rows: 8.0 + 0.1 * rows + 0.006 * rows * rows for rows in range(1, 60)})
+    """Five requests whose drafts gain less than the margin, and better ones little more."""
+    policy, steps, draw = DraftLengthPolicy(), 0, random.Random(5)
+    policy.verify = table({rows: 8.0 + 0.1 * rows + 0.009 * rows * rows for rows in range(1, 60)})
     policy.draft = table({rows: 1.0 for rows in range(1, 60)})
     for i in range(1000):
         policy.observe(1, 1, i % 2)
     assert policy.choose([1], [7])[0] > 0, "alone it pays"
     while policy.worthwhile and steps < 1000:
-        policy.choose(range(1, 9), [7] * 8)
+        policy.choose(range(1, 6), [7] * 5)
         steps += 1
     assert 8 < steps < 1000
     awake, away = 0, 0
     for _ in range(20_000):
         if policy.worthwhile:
-            policy.choose(range(1, 9), [7] * 8)
+            for request, length in enumerate(policy.choose(range(1, 6), [7] * 5), 1):
+                policy.observe(request, length, next((j for j in range(length) if draw.random() < 0.5), length))
             awake += 1
         else:
-            policy.reconsider(8)
+            policy.reconsider(5)
             away += 1
     assert 0 < awake < 0.15 * away, "it looks again, and rests longer each time"
     for _ in range(2):
@@ -339,7 +404,7 @@ def test_smoothed_costs_rise_and_are_the_nearest_that_do(points: list[tuple[floa
 @pytest.mark.parametrize("slow", [1.2, 2.0, 4.0])
 def test_sizes_measured_in_a_slow_moment_are_comparable(seed: int, slow: float) -> None:
     draw, pace = random.Random(seed), Pace()
-    verify, draft = CostCurve(pace, leads=True), CostCurve(pace)
+    verify, draft = CostCurve(pace), CostCurve(pace)
     for step in range(1200):
         now = slow if 300 <= step < 900 else 1.0
         rows = draw.choice([1, 2, 4] if step < 600 else [4, 8, 12])  # 8 and 12 for the first time in the slow moment
@@ -351,22 +416,62 @@ def test_sizes_measured_in_a_slow_moment_are_comparable(seed: int, slow: float) 
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_a_batch_of_one_size_is_not_taken_for_a_slow_machine(seed: int) -> None:
+    """32 rows were believed to take half as long as they do, and since they look cheap, nothing else runs."""
+    draw, costs = random.Random(seed), CostCurve(Pace())
+    costs.preset({1: 2.9, 2: 3.4, 4: 4.9, 8: 7.6, 16: 12.2, 32: 12.5})
+    for _ in range(6):
+        for _ in range(20):
+            costs.observe(16, 12.0 * draw.uniform(0.9, 1.2))
+        for _ in range(40):
+            costs.observe(draw.choice([31, 32, 33]), 21.0 * draw.uniform(0.9, 1.2))
+    assert costs.seconds(32) > 1.5 * costs.seconds(16)
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=5, max_size=5), st.integers(0, 2**32))
+def test_any_curve_is_learned_whatever_the_pace(slopes: list[float], seed: int) -> None:
+    """Slopes of the logarithm of seconds over that of rows, between nothing and as much; batches of one size in turns,
+    on a machine whose pace wanders."""
+    draw, costs, pace = random.Random(seed), CostCurve(Pace()), 0.0
+    sizes = [1, 2, 4, 8, 16, 32]
+    times = itertools.accumulate((2.0**slope for slope in slopes), lambda a, b: a * b, initial=3.0)
+    true = dict(zip(sizes, times, strict=True))
+    for turn in range(120):
+        rows = sizes[turn % 6] if turn < 12 else draw.choice(sizes)
+        for _ in range(20):
+            pace = 0.99 * pace + draw.gauss(0.0, 0.01)
+            costs.observe(rows, true[rows] * math.exp(pace + draw.gauss(0.0, 0.05)))
+    for a, b in itertools.pairwise(sizes):
+        assert costs.seconds(b) / costs.seconds(a) == pytest.approx(true[b] / true[a], rel=0.15)
+
+
+def test_beyond_what_was_seen_a_row_takes_no_longer_than_within() -> None:
+    costs = CostCurve(Pace())
+    for _ in range(40):
+        for rows in (1, 2, 4, 8):
+            costs.observe(rows, 1.0 * rows)
+    for rows in range(8, 513):
+        assert costs.seconds(rows) <= costs.seconds(8) * rows / 8 * (1 + 1e-9)
+    assert costs.seconds(32) > 2.0 * costs.seconds(8), "and not much less: the curve goes on as it went"
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
 def test_noise_does_not_carry_costs_away(seed: int, noise: float) -> None:
     """Steps differ by chance and the machine by moments; what is learned stays near what holds on average."""
     draw, pace, now = random.Random(seed), Pace(), 1.0
-    costs = CostCurve(pace, leads=True)
+    costs = CostCurve(pace)
     for step in range(3000):
         if step % 50 == 0:
             now = draw.uniform(0.7, 1.6)
         rows = draw.randint(8, 16) if step % 400 < 200 else 8
         costs.observe(rows, now * (10.0 + rows) * (1.0 + draw.expovariate(1.0) * noise))
     for rows in (8, 10, 12, 14, 16):
-        assert costs.seconds(rows) / costs.seconds(8) == pytest.approx((10.0 + rows) / 18.0, rel=0.2)
+        assert costs.seconds(rows) / costs.seconds(8) == pytest.approx((10.0 + rows) / 18.0, rel=0.25)
 
 
 def test_presets_are_taken_as_they_are_whatever_was_known() -> None:
-    costs = CostCurve(Pace(), leads=True)
+    costs = CostCurve(Pace())
     for seconds in (1e-4, 1.0):
         table_ = {rows: seconds * (1.0 + 0.06 * rows) for rows in (1, 2, 4, 8, 16)}
         costs.preset(table_)
@@ -376,11 +481,11 @@ def test_presets_are_taken_as_they_are_whatever_was_known() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_sizes_that_cost_the_same_do_not_drift_apart(seed: int) -> None:
     """Their order is chance, and the smoothing hides it."""
-    draw, costs = random.Random(seed), CostCurve(Pace(), leads=True)
+    draw, costs = random.Random(seed), CostCurve(Pace())
     for _ in range(6000):
         costs.observe(draw.choice([1, 2, 4, 8]), 5.0 * draw.uniform(0.8, 1.5))
     values = list(costs.medians.values())
-    assert min(values) > 3.5 and max(values) < min(6.5, 1.3 * min(values))
+    assert min(values) > 3.5 and max(values) < min(7.5, 1.3 * min(values))
     for _ in range(800):  # and when it does differ, that is seen soon
         rows = draw.choice([1, 2, 4, 8])
         costs.observe(rows, (5.0 if rows < 8 else 8.0) * draw.uniform(0.8, 1.5))
@@ -389,12 +494,12 @@ def test_sizes_that_cost_the_same_do_not_drift_apart(seed: int) -> None:
 
 @given(st.dictionaries(st.integers(1, 700), st.floats(1e-4, 10.0), max_size=10), st.integers(1, 900))
 def test_costs_are_positive_and_rise(times: dict[int, float], rows: int) -> None:
-    costs = CostCurve(Pace(), leads=True)
+    costs = CostCurve(Pace())
     for size, seconds in times.items():
         for _ in range(3):
             costs.observe(size, seconds)
     assert 0.0 < costs.seconds(rows) <= costs.seconds(rows + 1) * (1 + 1e-9)
-    again = CostCurve(Pace(), leads=True)
+    again = CostCurve(Pace())
     again.preset(costs.medians)
     assert again.medians == pytest.approx(costs.medians)
 
