@@ -178,7 +178,7 @@ class DFlashProposer:
         ends = np.cumsum(blocks.counts).tolist()
         parts = [slice(end - count, end) for end, count in zip(ends, blocks.counts, strict=True)]
         return Drawn(
-            [ids[part, 0].tolist() for part in parts],
+            [_before_none(ids[part, 0].tolist()) for part in parts],
             trees=[best_first(ids[part], chances[part], budget) for part in parts],
         )
 
@@ -239,3 +239,9 @@ class DFlashProposer:
         ring = self._rings.pop(sequence.request_id, None)
         if ring is not None:
             self._free_rings.append(int(ring[0]) // self._ring)
+
+
+def _before_none(ids: list[int]) -> list[int]:
+    """Best candidates of consecutive slots, up to the first slot that has none (-1): a head over listed rows may have
+    nothing that the masks of a request permit."""
+    return ids[: ids.index(-1)] if -1 in ids else ids

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from models.hybrid import HybridShape, write_hybrid
 from models.tiny import Draft, Shape, write_drafter, write_target
+from safetensors.numpy import save_file
 
 from paceline import LLM
 from paceline.errors import ConfigError
@@ -246,6 +247,20 @@ def test_lookup_may_stand_in_for_a_tree(folders, drafters):
     for mine, his in zip(llm.generate(batch, params), plain.generate(batch, params), strict=True):
         assert_same(mine, his, "hybrid")
     assert min(llm.engine.proposer.chosen.values()) > 0
+    assert_idle(llm)
+
+
+def test_a_slot_without_a_permitted_candidate_ends_the_draft(tmp_path, folders):
+    """Bad words that are all rows of a short head, from the first slot on or behind one of its tokens."""
+    drafter = write_drafter(tmp_path, TARGET, DRAFTS["full"])
+    save_file({"head_rows": np.array([1, 2, 3, 4], np.int32)}, str(drafter / "head_rows.safetensors"))
+    config = {"method": "dflash", "model": str(drafter), "tree_budget": 8}
+    llm = watched(LLM(folders["full"], threads=1, dtype="float32", speculative_config=config))
+    plain = open_llm(folders["full"], None)
+    for words in (["a", "b", "c", "d"], ["aa", "ab", "ac", "ad", "b", "c", "d"]):
+        for temperature in (0.0, 1.0):
+            params = params_of(max_tokens=20, ignore_eos=True, bad_words=words, temperature=temperature, seed=1)
+            assert_same(llm.generate([1, 2], params)[0], plain.generate([1, 2], params)[0], words)
     assert_idle(llm)
 
 
