@@ -8,6 +8,7 @@ namespace paceline::sampling {
 namespace {
 
 constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 }  // namespace
 
@@ -67,19 +68,20 @@ void SamplingState::process(float* x, const IdMap* map) const {
   for (const auto& [id, value] : bias)
     if (int c = column(id); c >= 0) x[c] += value;
   if (!penalised()) return;
-  const float rep = static_cast<float>(repetition), freq = static_cast<float>(frequency),
+  const float rep = static_cast<float>(std::min(repetition, double(kLargest))), freq = static_cast<float>(frequency),
               pres = static_cast<float>(presence);
   for (const Entry& e : entries_) {
     if (!e.prompt && e.output == 0) continue;
     const int c = column(e.id);
     if (c < 0) continue;
     float v = x[c];
+    if (v == kNegInf) continue;
     if (rep != 1.0f) v = v > 0 ? v / rep : v * rep;
     if (e.output > 0) {
       v -= freq * static_cast<float>(e.output);
       v -= pres;
     }
-    x[c] = v;
+    x[c] = std::max(v, -kLargest);  // penalised beyond all floats, but not ruled out
   }
 }
 

@@ -299,3 +299,18 @@ def test_wrong_shapes_and_ids_are_refused(call, message):
     x = np.zeros((2, 10), np.float32)
     with pytest.raises(ValueError, match=message):
         call(x, _native.SamplingState(10, [1]))
+
+
+def test_penalties_beyond_all_floats_rule_nothing_out(isa):
+    """No mask is at work: what is penalised beyond measure is left, and all of it is alike."""
+    row = np.array([[-50.0, -60.0, -70.0, 0.0]], np.float32)
+    for penalty in (1e38, 1e300):
+        for temperature in (0.0, 1.0):
+            options = {"temperature": temperature, "repetition_penalty": penalty}
+            s = _native.SamplingState(4, range(4), **options)
+            assert _native.sample_rows(row, [s]) == [3]
+            s = _native.SamplingState(4, [0, 1, 2], **options, allowed=[1])
+            assert _native.sample_rows(row, [s]) == [1]
+            s = _native.SamplingState(3, [0, 1, 2], **options, allowed=[1, 2])
+            want = [0, 0.5, 0.5] if temperature else [0, 1, 0]
+            assert _native.probs_rows(row[:, :3].copy(), [s])[0].tolist() == want
