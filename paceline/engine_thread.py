@@ -241,7 +241,6 @@ class EngineThread:
             self.llm._abort([request])
         for choice, text in zip(open_choices, rest, strict=True):
             request.deltas.append(StreamDelta(choice.choice, text, [], [], "abort"))
-            self._count_end("abort")
         self._deliver(ticket)
 
     def _step(self) -> None:
@@ -320,11 +319,9 @@ class EngineThread:
             elif not ticket.last:
                 totals.prompt_tokens += len(request.ids)
             ticket.last[delta.index] = now
-        if delta.finish_reason is not None and delta.finish_reason != "abort":
-            self._count_end(delta.finish_reason)
-
-    def _count_end(self, reason: str) -> None:
-        self._totals.finished[reason] = self._totals.finished.get(reason, 0) + 1
+        if delta.finish_reason is not None:
+            finished = self._totals.finished
+            finished[delta.finish_reason] = finished.get(delta.finish_reason, 0) + 1
 
     def _publish(self) -> None:
         """A copy of the counters that other threads may read."""

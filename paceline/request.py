@@ -111,7 +111,7 @@ class Sequence:
             index=self.choice,
             text=self.stopper.text,
             token_ids=self.token_ids[self.num_prompt_tokens :],
-            cumulative_logprob=sum(p.logprob for p in self.logprobs) if wanted else None,
+            cumulative_logprob=sum((p.logprob for p in self.logprobs), 0.0) if wanted else None,
             logprobs=list(self.logprobs) if wanted else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stopper.stop_reason,

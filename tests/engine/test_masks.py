@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.errors import ConfigError
 from paceline.outputs import CompletionOutput
 from paceline.token_masks import bad_word_ids, read_masks
@@ -141,9 +142,10 @@ def test_a_grammar_and_masks_leave_what_both_permit(world: World):
             check_masks(world.plain.tokenizer, params, choice)
             assert len(choice.text) == 6 and set(choice.text) <= set("HI") and choice.finish_reason == "stop"
             assert choice.token_ids == world.plain.generate([9], params)[0].outputs[0].token_ids
-    dead = SamplingParams(**asked, seed=1, allowed_token_ids=[60, 61])
+    dead = SamplingParams(**asked, seed=1, allowed_token_ids=[60, 61], logprobs=1)
     [choice] = world.spec.generate([9], dead)[0].outputs
     assert (choice.token_ids, choice.finish_reason) == ([], "abort")
+    assert choice.logprobs == [] and isinstance(choice.cumulative_logprob, float)
     assert str(choice.stop_reason).startswith("allowed_token_ids, structured_outputs: no token is left")
     assert_idle(world.spec)
 
@@ -199,3 +201,18 @@ def test_words_as_tokens(world: World):
 
     with pytest.raises(ConfigError, match="bad_words='x'"):
         bad_word_ids(["x"], Silent(), V)  # type: ignore[arg-type]
+
+
+def test_ends_that_masks_make_are_counted(world: World):
+    async def main() -> dict[str, int]:
+        engine = AsyncLLM(world.spec)
+        try:
+            for asked in ({"bad_words": ["GG"]}, {"structured_outputs": {"regex": "[HI]"}}, {"max_tokens": 1}):
+                await engine.complete([9], SamplingParams(allowed_token_ids=[53], **asked))
+            return engine.stats().finished
+        finally:
+            await engine.close()
+
+    with scripted(world.spec, nothing):
+        assert asyncio.run(main()) == {"abort": 2, "length": 1}
+    assert_idle(world.spec)
