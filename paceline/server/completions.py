@@ -68,7 +68,8 @@ class Completion:
 
             async def work() -> Response:
                 async with run as job:
-                    return JsonResponse(self.whole(job, await service.finish(job)))
+                    outputs = await service.finish(job)
+                    return JsonResponse(await service.engine.work(lambda: self.whole(job, outputs)))
 
             return await unless_gone(raw, work())
         stack = AsyncExitStack()
@@ -97,7 +98,9 @@ class Completion:
         if self.top is not None and self.request.echo:
             logprobs = render.echoed_logprobs(output, choice.logprobs or [], self.service.texts, self.top, len(echo))
         elif self.top is not None:
-            logprobs, _ = render.completion_logprobs(choice.logprobs or [], self.service.texts, self.top, 0)
+            logprobs = render.completion_logprobs(
+                choice.logprobs or [], self.service.texts, self.top, render.TextOffsets()
+            )
         found: dict[str, Any] = {
             "index": prompt * len(output.outputs) + choice.index,
             "text": echo + choice.text,
@@ -124,7 +127,7 @@ class Completion:
         r, texts, top = self.request, self.service.texts, self.top
         last_usage, every_usage = r.usage_wanted()
         head = self.head(job)
-        offsets: dict[int, int] = {}
+        offsets: dict[int, render.TextOffsets] = {}
         plain = None  # for deltas that add text and nothing else, behind the first of their choice
         if top is None and not r.return_token_ids and not every_usage and len(job.streams) == 1:
             plain = text_events(lambda i, text: head | {"choices": [_choice(i, text)]}, job.choices)
@@ -135,11 +138,11 @@ class Completion:
                     if known:
                         yield known
                     continue
-                offset = offsets.setdefault(index, 0)
+                at = offsets.setdefault(index, render.TextOffsets())
                 text = (self.echoes[index // job.choices] if first else "") + delta.text
                 logprobs = None
                 if top is not None and delta.logprobs:
-                    logprobs, offsets[index] = render.completion_logprobs(delta.logprobs, texts, top, offset)
+                    logprobs = render.completion_logprobs(delta.logprobs, texts, top, at)
                 if not (text or first or delta.finish_reason or logprobs or (r.return_token_ids and delta.token_ids)):
                     continue
                 choice = _choice(index, text)

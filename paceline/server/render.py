@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -67,20 +68,32 @@ def prompt_logprobs(entries: PromptLogprobs, count: int) -> list[dict[str, Any] 
     return [None if found is None else shown(found) for found in entries]
 
 
+class TextOffsets:
+    """Where tokens begin in the text that they make, in characters; one that goes on with a character, at that one."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.end = begin
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, raw: bytes) -> int:
+        """The offset of the next token, whose bytes are `raw`."""
+        begin = self.end
+        self.end += len(self._decoder.decode(raw))
+        return begin
+
+
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, offset: int
-) -> tuple[dict[str, Any], int]:
-    """OpenAI's `logprobs` of a completion choice whose text so far has `offset` characters, and the offset behind."""
-    tokens, values, tops, offsets = [], [], [], []
+    entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, offsets: TextOffsets
+) -> dict[str, Any]:
+    """OpenAI's `logprobs` of the next tokens of a completion choice."""
+    tokens, values, tops, begins = [], [], [], []
     for e in entries:
-        text = texts.key(e.token_id)
-        tokens.append(text)
+        tokens.append(texts.key(e.token_id))
         values.append(_finite(e.logprob))
         tops.append({texts.key(token): _finite(value) for token, value in _shown_top(e, count)} if count else None)
-        offsets.append(offset)
-        offset += len(texts.text(e.token_id))
+        begins.append(offsets.take(texts.bytes(e.token_id)))
     found = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
-    return {**found, "text_offset": offsets}, offset
+    return {**found, "text_offset": begins}
 
 
 def echoed_logprobs(
@@ -94,13 +107,16 @@ def echoed_logprobs(
         for token, found in zip(own, output.prompt_logprobs or (), strict=True)
         if found is not None
     ]
-    begin = echo - sum(len(texts.text(token)) for token in own)
-    rest, _ = completion_logprobs([*asked, *entries], texts, count, begin + len(texts.text(own[0])))
+    offsets = TextOffsets(echo - len(b"".join(map(texts.bytes, own)).decode("utf-8", "replace")))
+    begin = offsets.take(texts.bytes(own[0]))
+    prompt, rest = (
+        completion_logprobs(part, texts, count, at) for part, at in ((asked, offsets), (entries, TextOffsets(echo)))
+    )
     return {
-        "tokens": [texts.key(own[0]), *rest["tokens"]],
-        "token_logprobs": [None, *rest["token_logprobs"]],
-        "top_logprobs": [None, *rest["top_logprobs"]] if count else None,
-        "text_offset": [max(0, offset) for offset in (begin, *rest["text_offset"])],
+        "tokens": [texts.key(own[0]), *prompt["tokens"], *rest["tokens"]],
+        "token_logprobs": [None, *prompt["token_logprobs"], *rest["token_logprobs"]],
+        "top_logprobs": [None, *prompt["top_logprobs"], *rest["top_logprobs"]] if count else None,
+        "text_offset": [max(0, offset) for offset in (begin, *prompt["text_offset"], *rest["text_offset"])],
     }
 
 

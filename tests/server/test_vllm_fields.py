@@ -106,6 +106,24 @@ def test_echo_with_logprobs(server, plain, count):
             assert sorted(top.values()) == sorted(entry["logprob"] for entry in at.values())
 
 
+def test_offsets_of_tokens_that_share_a_character(server, plain):
+    """A token that begins inside a character has that one's offset; tokens before it are where they are."""
+    for prompt, offsets in (("a😀b", [0, 1, 1, 1, 1, 2]), ([1, 2, 12], [0, 1, 2])):
+        asked = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "logprobs": 0, "return_token_ids": True}
+        [choice] = server.ok(PLAIN, **asked, echo=True)["choices"]
+        echo = prompt if isinstance(prompt, str) else plain.tokenizer.decode(prompt)
+        assert choice["logprobs"]["text_offset"][: len(offsets)] == offsets
+        assert choice["logprobs"]["text_offset"][len(offsets)] == len(echo)
+    ids = [plain.tokenizer.encode(text, add_special_tokens=False) for text in ("G", "😀")]
+    masks = {"allowed_token_ids": sorted({*ids[0], *ids[1]}), "structured_outputs": {"regex": "G😀G"}}
+    asked = {"prompt": "ab", "max_tokens": 20, "logprobs": 0, **masks}
+    want = [0, *[1] * len(ids[1]), 2]
+    [choice] = server.ok(PLAIN, **asked)["choices"]
+    assert choice["text"] == "G😀G" and choice["logprobs"]["text_offset"] == want
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in server.events(PLAIN, **asked)]
+    assert [offset for found in chunks if found for offset in found["text_offset"]] == want
+
+
 def test_echo_beside_prompt_logprobs(server, plain):
     """Each has as many alternatives as were asked for."""
     for of_prompts, of_tokens in ((0, 3), (3, 1)):
