@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from .errors import TrainError
+from .loading import load_tensor
 from .model import Drafter, DrafterConfig
 
 HEAD_ROWS_FILE = "head_rows.safetensors"
@@ -87,10 +89,30 @@ def _reduced(model: Drafter) -> Drafter:
 def load_drafter(folder: Path) -> tuple[Drafter, list[int] | None]:
     """The drafter of a z-lab checkpoint in fp32, and its head rows (None: the whole head).
 
-    A half of DFlash 2 without effect is left out.
+    A half of DFlash 2 without effect is left out. Raises TrainError or CheckpointError for what is none, or damaged.
     """
-    model = Drafter(DrafterConfig.from_hf(json.loads((folder / "config.json").read_text())))
-    model.load_state_dict({k: v.float() for k, v in load_file(folder / "model.safetensors").items()})
-    rows_file = folder / HEAD_ROWS_FILE
-    rows = load_arrays(rows_file)["head_rows"].tolist() if rows_file.exists() else None
-    return _reduced(model), rows
+    from paceline.weights.checkpoint import open_checkpoint
+
+    with open_checkpoint(folder) as checkpoint:
+        model = Drafter(DrafterConfig.from_hf(checkpoint.config))
+        wanted = model.state_dict()
+        for name in sorted({*checkpoint.names()} ^ wanted.keys() - {"head_rows"}):
+            fault = "is missing" if name in wanted else "belongs to no drafter of this config.json"
+            raise TrainError(f"{folder}: tensor {name} {fault}; copy or export the checkpoint again")
+        for name, own in wanted.items():
+            if checkpoint.shape(name) != tuple(own.shape):
+                shapes = f"{list(checkpoint.shape(name))}, config.json says {list(own.shape)}"
+                raise TrainError(f"{folder}: tensor {name} has shape {shapes}; copy or export the checkpoint again")
+            own.copy_(load_tensor(checkpoint, name, torch.float32))
+            if not own.isfinite().all():
+                raise TrainError(f"{folder}: tensor {name} has values that are infinite or not numbers; it is damaged")
+    return _reduced(model), _read_rows(folder / HEAD_ROWS_FILE, model.config.vocab_size)
+
+
+def _read_rows(path: Path, vocab_size: int) -> list[int] | None:
+    if not path.exists():
+        return None
+    rows: list[int] = load_arrays(path)["head_rows"].tolist()
+    if not rows or rows != sorted({*rows}) or rows[0] < 0 or rows[-1] >= vocab_size:
+        raise TrainError(f"{path}: head_rows must be ascending token ids below {vocab_size}")
+    return rows

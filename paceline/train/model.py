@@ -24,6 +24,9 @@ from .target import apply_rope, rope_tables
 FULL, SLIDING = "full_attention", "sliding_attention"
 # What stands for a missing half of DFlash 2, whose checkpoints have both: sizes that other engines' kernels take.
 ABSENT_CONV_KERNEL, ABSENT_SELECTOR_RANK = 2, 16
+# The largest values that the engine loads. It may not be there to be asked: training works without it.
+LARGEST = {"block_size": 256, "markov_rank": 1 << 16, "conv_kernel": 64, "selector_rank": 1 << 16}
+LARGEST_TOP_K = 1024
 DFLASH2_FIELDS = {
     "conv_kernel": "conv_kernel_size",
     "conv_group": "conv_group_size",
@@ -77,6 +80,9 @@ class DrafterConfig:
             raise TrainError(f"mask_token_id {self.mask_token_id} is outside the vocabulary of {self.vocab_size}")
         if self.block_size < 2:
             raise TrainError(f"block_size is {self.block_size}: it must be at least 2 (the anchor and one draft)")
+        for name, most in LARGEST.items():
+            if getattr(self, name) > most:
+                raise TrainError(f"{name} is {getattr(self, name)}: the engine loads drafters with at most {most}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise TrainError("num_attention_heads must be a multiple of num_key_value_heads")
         if SLIDING in self.layer_types and not self.sliding_window:
@@ -94,8 +100,9 @@ class DrafterConfig:
             raise TrainError("a DFlash 2 drafter predicts from its mask slots: leave out --anchor-first")
         if self.conv_kernel and self.hidden_size % self.conv_group:
             raise TrainError(f"conv_group_size is {self.conv_group}: it must divide hidden_size {self.hidden_size}")
-        if not 1 <= self.selector_top_k <= self.vocab_size:
-            raise TrainError(f"selector_top_k is {self.selector_top_k}: it must be in 1..{self.vocab_size}")
+        most = min(self.vocab_size, LARGEST_TOP_K)
+        if not 1 <= self.selector_top_k <= most:
+            raise TrainError(f"selector_top_k is {self.selector_top_k}: it must be in 1..{most}")
 
     @property
     def dspark(self) -> bool:
@@ -134,30 +141,36 @@ class DrafterConfig:
                 raise TrainError(f"config.json of the drafter lacks {key}")
             return found
 
+        def whole(key: str) -> int:
+            found = value(key)
+            if isinstance(found, bool) or not isinstance(found, int):
+                raise TrainError(f"config.json of the drafter has {key} = {found!r}: it must be a whole number")
+            return found
+
         causal = config.get("is_causal", nested.get("causal"))
         rope = config.get("rope_parameters") or {}
-        layers = config["num_hidden_layers"]
+        layers = whole("num_hidden_layers")
         dspark = "Qwen3DSparkModel" in (config.get("architectures") or ())
         if dspark and config.get("markov_head_type", "vanilla") != "vanilla":
             raise TrainError(f"markov_head_type is {config['markov_head_type']!r}: the trainer has vanilla alone")
         first = config.get("sample_from_anchor")
         own: dict[str, int] = {}
         if "DFlash2DraftModel" in (config.get("architectures") or ()):
-            own = {mine: value(theirs) for mine, theirs in DFLASH2_FIELDS.items()}
+            own = {mine: whole(theirs) for mine, theirs in DFLASH2_FIELDS.items()}
         return cls(
-            hidden_size=config["hidden_size"],
+            hidden_size=whole("hidden_size"),
             num_hidden_layers=layers,
-            num_attention_heads=config["num_attention_heads"],
-            num_key_value_heads=config["num_key_value_heads"],
-            head_dim=config["head_dim"],
-            intermediate_size=config["intermediate_size"],
-            vocab_size=config["vocab_size"],
-            num_target_layers=config["num_target_layers"],
+            num_attention_heads=whole("num_attention_heads"),
+            num_key_value_heads=whole("num_key_value_heads"),
+            head_dim=whole("head_dim"),
+            intermediate_size=whole("intermediate_size"),
+            vocab_size=whole("vocab_size"),
+            num_target_layers=whole("num_target_layers"),
             target_layer_ids=tuple(value("target_layer_ids")),
-            mask_token_id=value("mask_token_id"),
-            block_size=value("block_size"),
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=float(config.get("rope_theta") or rope["rope_theta"]),
+            mask_token_id=whole("mask_token_id"),
+            block_size=whole("block_size"),
+            rms_norm_eps=value("rms_norm_eps"),
+            rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or value("rope_theta")),
             max_position_embeddings=config.get("max_position_embeddings", 8192),
             layer_types=tuple(config.get("layer_types") or (FULL,) * layers),
             sliding_window=config.get("sliding_window"),

@@ -10,10 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from paceline import LLM, SamplingParams  # noqa: E402
+from paceline.errors import PacelineError  # noqa: E402
+from paceline.models.drafter_config import read_drafter_config  # noqa: E402
 from paceline.speculation.dflash2 import DFlash2Proposer  # noqa: E402
 from paceline.train import loss as loss_module  # noqa: E402
 from paceline.train.cli import app  # noqa: E402
@@ -23,7 +25,7 @@ from paceline.train.export import export_drafter, load_drafter  # noqa: E402
 from paceline.train.feature_store import FeatureStore  # noqa: E402
 from paceline.train.loading import load_heads, open_model  # noqa: E402
 from paceline.train.loss import LossConfig, head_loss, position_weights, selector_loss  # noqa: E402
-from paceline.train.model import Drafter, DrafterConfig  # noqa: E402
+from paceline.train.model import DFLASH2_FIELDS, LARGEST, LARGEST_TOP_K, Drafter, DrafterConfig  # noqa: E402
 from paceline.train.runs import Start  # noqa: E402
 from tests.golden.cases import Case, golden_root  # noqa: E402
 
@@ -206,6 +208,37 @@ def test_impossible_shapes_are_refused(options: dict[str, object], word: str) ->
         shape(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--conv-kernel", 65, "--conv-group", 8], "conv_kernel is 65"),
+        (["--selector-rank", 1 << 17], "selector_rank is 131072"),
+        (["--block-size", 257], "block_size is 257"),
+    ],
+)
+def test_what_the_engine_would_refuse_is_not_trained(
+    target_folder: Path, features: Path, tmp_path: Path, options: list[object], word: str
+) -> None:
+    fit = ["fit", "-m", target_folder, "--features", features, "--out", tmp_path / "run", "--mask-token", 92]
+    result = CliRunner().invoke(app, [str(a) for a in [*fit, *FIT, "--steps", 1, *options]])
+    assert isinstance(result.exception, TrainError) and word in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_largest_parts_are_those_that_the_engine_loads() -> None:
+    """Read as the engine reads it: at the limit, and one above."""
+    wide: dict[str, object] = {"vocab_size": 2000, "selector_top_k": LARGEST_TOP_K, "conv_group": 8}
+    largest = shape(**wide, **{name: most for name, most in LARGEST.items() if name != "markov_rank"})
+    read_drafter_config(largest.to_hf(), "here")
+    for name in ("block_size", "conv_kernel", "selector_rank", "selector_top_k"):
+        config = largest.to_hf()
+        own = config if name == "block_size" else config["dflash_config"]
+        own[DFLASH2_FIELDS.get(name, name)] += 1
+        for read in (DrafterConfig.from_hf, lambda config: read_drafter_config(config, "here")):
+            with pytest.raises(PacelineError, match=name):
+                read(config)
+
+
 @pytest.mark.parametrize("parts", PARTS)
 @torch.no_grad()
 def test_an_export_is_read_as_it_was_written(parts: dict[str, int], tmp_path: Path) -> None:
@@ -218,6 +251,36 @@ def test_an_export_is_read_as_it_was_written(parts: dict[str, int], tmp_path: Pa
     assert rows == [3, 5, 40] and again.config == model.config
     assert again.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
+DAMAGE = {
+    "predecessor_codebook is missing": lambda config, tensors: tensors.pop("candidate_selector.predecessor_codebook"),
+    "other belongs to no drafter": lambda config, tensors: tensors.update(other=torch.zeros(1)),
+    r"base_kernel has shape .*\[2, 3, 32\]": lambda config, tensors: config["dflash_config"].update(conv_kernel_size=3),
+    "fc.weight has values": lambda config, tensors: tensors["fc.weight"].view(-1)[3:4].fill_(float("nan")),
+    "conv_kernel_size = '2'": lambda config, tensors: config["dflash_config"].update(conv_kernel_size="2"),
+    "lacks head_dim": lambda config, tensors: config.pop("head_dim"),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_by_name(fault: str, tmp_path: Path) -> None:
+    export_drafter(shaken(shape(**PARTS[0])), None, tmp_path, torch.float32)
+    config, tensors = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    DAMAGE[fault](config, tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors.index.json").unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(TrainError, match=fault):
+        load_drafter(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [[], [5, 3], [3, 3], [-1, 4], [3, 97]])
+def test_wrong_head_rows_are_refused(rows: list[int], tmp_path: Path) -> None:
+    export_drafter(shaken(shape(**PARTS[0])), None, tmp_path, torch.float32)
+    save_file({"head_rows": torch.tensor(rows, dtype=torch.int32)}, tmp_path / "head_rows.safetensors")
+    with pytest.raises(TrainError, match="head_rows must be ascending token ids below 97"):
+        load_drafter(tmp_path)
 
 
 def run(*arguments: object) -> str:
