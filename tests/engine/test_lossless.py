@@ -213,7 +213,9 @@ def test_lengths_chosen_step_by_step_do_not_matter(tiny_target, world, lengths):
     if lengths == "at random":
         rng = np.random.default_rng(2)
 
-        def at_random_lengths(requests: Any, limits: Any, others: int = 0, found: Any = ()) -> list[int]:
+        def at_random_lengths(
+            requests: Any, limits: Any, others: int = 0, found: Any = (), decoding: int = 0
+        ) -> list[int]:
             return [int(rng.integers(0, limit + 1)) for limit in limits]
 
         llm.engine.lengths.choose = at_random_lengths  # type: ignore[method-assign]
