@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 WARN_AFTER_DRAFTS = 200
 SCORED_BYTES = 64 << 20  # of logits of prompts in one pass, where prompt_logprobs asks for them: longer chunks wait
+DAMAGED = "the model's logits are not finite: its weights are damaged or overflow in this dtype"
 EXPECTED_TOKENS = 64  # that a request is taken to have before it still, at least
 WARN_BELOW_LENGTH = 1.15  # a healthy drafter stays far above; a wrong pairing or template sits near 1
 
@@ -625,12 +626,9 @@ def _score(work: list[_Work], logits: np.ndarray) -> None:
         following = sequence.token_ids[scored.start + 1 : scored.stop + 1]
         entries = token_logprobs(logits, range(first, first + len(scored)), following, count)
         if any(math.isnan(entry.logprob) for entry in entries):
-            raise EngineError(_DAMAGED)
+            raise EngineError(DAMAGED)
         sequence.prompt_logprobs += entries
         first += len(scored)
-
-
-_DAMAGED = "the model's logits are not finite: its weights are damaged or overflow in this dtype"
 
 
 def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[int]], drafts: Seq[Seq[int]]) -> None:
@@ -639,5 +637,5 @@ def _check_finite(logits: np.ndarray, committed: Seq[Seq[int]], paths: Seq[Seq[i
     for block, path, drafted in zip(committed, paths, drafts, strict=True):
         pairs = zip(path, block, strict=True)
         if not all(token == NO_TOKEN or math.isfinite(logits.item(first + row, token)) for row, token in pairs):
-            raise EngineError(_DAMAGED)
+            raise EngineError(DAMAGED)
         first += len(drafted) + 1

@@ -68,8 +68,8 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Trust:
-    """How many of the drafts that were promised came: those that are made are those that look good, and they are a
-    little worse than they look."""
+    """How many of the drafts that were promised came: chances are a little wrong, and drafts that are made are those
+    that look good, which are worse than they look."""
 
     promised: float = TRUST_PRIOR
     kept: float = TRUST_PRIOR
@@ -84,7 +84,12 @@ class Trust:
         self.promised += (TRUST_PRIOR - self.promised) * FORGIVE
         self.kept += (TRUST_PRIOR - self.kept) * FORGIVE
 
+    @property
+    def share(self) -> float:
+        """Of what is promised, what is expected to come; above 1 where promises were too small."""
+        return self.kept / self.promised
+
     def of(self, survival: Sequence[float]) -> Sequence[float]:
-        """The survival to count with."""
-        share = self.kept / self.promised
+        """The survival to count with, at most what is promised."""
+        share = self.share
         return survival if share >= 1.0 else [share * s for s in survival]

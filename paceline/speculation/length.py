@@ -35,8 +35,6 @@ MARGIN_REQUESTS = 7  # up to so many
 FRESH = 0.12  # that drafts are taken to bring when they are tried again after a rest
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 MOST_PATIENCE = 32  # times as long, if it was in vain before
-TREE_PRIOR = 20.0  # accepted drafts for which the chances of trees are trusted as they are
-TREE_FORGET = 0.995
 NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
@@ -76,10 +74,10 @@ class DraftLengthPolicy:
         self._own: dict[int, Acceptance] = {}
         self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
         self._said: dict[int, float] = {}  # drafts to be kept, by their chances, among those that are verified
-        self._trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that chances promised, and those that came
+        self._trust = Trust()  # of the chances that the drafter gives its rows
         self._planned = 0.0  # gain of the step's blocks over a plain step, by averages, before they were made
         self._option = OPTION  # how many times that comes of knowing what to cut, on average
-        self._tree_trust = (TREE_PRIOR, TREE_PRIOR)  # accepted drafts that trees promised, and those that came
+        self._tree_trust = Trust()  # and of those of its trees
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
@@ -95,7 +93,7 @@ class DraftLengthPolicy:
         self._patience = 1
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
-        self._trusted = Trust()  # of drafts that are at hand
+        self._found_trust = Trust()  # of what drafts at hand have been worth
         self._promised: dict[int, Sequence[float]] = {}  # their survival in this step
         self._look_gain = 1.0 + FRESH  # of drafts at hand over plain steps, on average of late, while a drafter rests
         self._look_patience = 1
@@ -195,10 +193,10 @@ class DraftLengthPolicy:
             return [0] * len(requests)
         at_hand = [len(row) > 0 for row in found]
         asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
-        self._trusted.forgive()
+        self._found_trust.forgive()
         self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
         if self._promised:
-            found = [self._trusted.of(row) for row in found]
+            found = [self._found_trust.of(row) for row in found]
         if not self.worthwhile or not any(asked):
             lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
             self._look_gain += (gain - 1.0) / GAIN_STEPS
@@ -420,8 +418,7 @@ class DraftLengthPolicy:
         made = [row for row in drafts if row]
         if not made:
             return
-        promised, kept = self._trust
-        survivals = survivals_of(chances, kept / promised)
+        survivals = survivals_of(chances, self._trust.share)
         paid, rows = self._draft_seconds(len(made), sum(map(len, made))), len(requests) + other_rows
         lengths = admitted(survivals, self.verify, paid, other_rows)
         now = paid + self.verify.seconds(rows + sum(lengths))
@@ -458,8 +455,8 @@ class DraftLengthPolicy:
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
         chances are taken to be as wrong as they have been so far."""
-        said, kept = self._tree_trust
-        chances = [[kept / said * c for c in tree.chances] for tree in trees.values()]
+        share = self._tree_trust.share
+        chances = [[share * c for c in tree.chances] for tree in trees.values()]
         sizes = admitted(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
         for request, row, size in zip(trees, chances, sizes, strict=True):
             if not size:
@@ -468,22 +465,20 @@ class DraftLengthPolicy:
 
     def observe_tree(self, chances: Sequence[float], accepted: int) -> None:
         """A tree whose nodes had these chances was verified, and `accepted` of them kept."""
-        said, kept = self._tree_trust
-        self._tree_trust = (TREE_FORGET * said + sum(chances), TREE_FORGET * kept + accepted)
+        self._tree_trust.observe(sum(chances), accepted)
 
     def settle(self, request: int, drafted: int, accepted: int) -> None:
         """So many drafts that a request had at hand were verified and kept."""
         survival = self._promised.pop(request, ())
         if survival and drafted:
-            self._trusted.observe(sum(survival[:drafted]), accepted)
+            self._found_trust.observe(sum(survival[:drafted]), accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
         cut = self._cut.pop(request, [])
         said = self._said.pop(request, None)
         if said is not None and drafted:
-            promised, kept = self._trust
-            self._trust = (TREE_FORGET * promised + said, TREE_FORGET * kept + accepted)
+            self._trust.observe(said, accepted)
         own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
         if drafted:
             self.overall.observe(drafted, accepted, PRIOR_FORGET)
