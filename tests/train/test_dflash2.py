@@ -29,6 +29,8 @@ from paceline.train.model import DFLASH2_FIELDS, LARGEST, LARGEST_TOP_K, Drafter
 from paceline.train.runs import Start  # noqa: E402
 from tests.golden.cases import Case, golden_root  # noqa: E402
 
+from .recorded import load_drafter as recorded_drafter  # noqa: E402
+from .recorded import rounds, target_head  # noqa: E402
 from .test_loss import example  # noqa: E402
 
 PARTS = [
@@ -57,34 +59,22 @@ def shaken(config: DrafterConfig, amount: float = 0.2) -> Drafter:
 @torch.no_grad()
 def test_equals_the_reference_in_every_recorded_round() -> None:
     case = Case("C", golden_root())
-    drafter = Drafter(DrafterConfig.from_hf(json.loads((case.drafter / "config.json").read_text())))
-    drafter.load_state_dict({k: v.float() for k, v in load_file(case.drafter / "model.safetensors").items()})
+    drafter, head = recorded_drafter(case), target_head(case)
     selector = drafter.candidate_selector
     assert selector is not None
-    tensors = {k: torch.from_numpy(v) for k, v in case.tensors.items()}
-    head_file = load_file(case.target / "model.safetensors")
-    head = head_file.get("lm_head.weight", head_file["model.embed_tokens.weight"]).float()
     checked = 0
-    for run in case.expected["runs"]:
-        taps: list[torch.Tensor] = []
-        for number, facts in enumerate(run["rounds"]):
-            name = f"p{run['prompt']}.w{run['width']}.r{number}."
-            if name + "taps" not in tensors:
-                break
-            taps.append(tensors[name + "taps"])
-            anchor = facts["anchor_position"]
-            embeds = tensors[name + "block_embeds"]
-            hidden = drafter(embeds[None, None], torch.tensor([[anchor]]), torch.cat(taps)[None])[0, 0]
-            torch.testing.assert_close(hidden, tensors[name + "draft_hidden"], atol=1e-4, rtol=1e-4)
-            logits = hidden[1:] @ head.T
-            path = facts["draft_tokens"]
-            before = torch.tensor([facts["anchor_token"], *path[:-1]])
-            every = torch.arange(len(head))
-            assert drafter.best_tokens(hidden[1:], logits, before, every, torch.float32).tolist() == path
-            ids = tensors[name + "selector_candidates"].long()
-            scores = selector.scores(logits.gather(-1, ids), ids, hidden[1:], before, torch.float32)
-            torch.testing.assert_close(scores, tensors[name + "selector_scores"], atol=2e-4, rtol=2e-4)
-            checked += 1
+    for recorded in rounds(case):
+        facts, hidden = recorded.facts, recorded.hidden(drafter)
+        torch.testing.assert_close(hidden, recorded["draft_hidden"], atol=1e-4, rtol=1e-4)
+        logits = hidden[1:] @ head.T
+        path = facts["draft_tokens"]
+        before = torch.tensor([facts["anchor_token"], *path[:-1]])
+        every = torch.arange(len(head))
+        assert drafter.best_tokens(hidden[1:], logits, before, every, torch.float32).tolist() == path
+        ids = recorded["selector_candidates"].long()
+        scores = selector.scores(logits.gather(-1, ids), ids, hidden[1:], before, torch.float32)
+        torch.testing.assert_close(scores, recorded["selector_scores"], atol=2e-4, rtol=2e-4)
+        checked += 1
     assert checked
 
 

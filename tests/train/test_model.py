@@ -8,55 +8,38 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from safetensors.torch import load_file  # noqa: E402
 
 from paceline.train.errors import TrainError  # noqa: E402
 from paceline.train.model import Drafter, DrafterConfig  # noqa: E402
 from tests.golden.cases import VENDORED, Case, golden_root  # noqa: E402
 
+from .recorded import load_drafter, rounds, target_head  # noqa: E402
+
 CASES = [Case("A", VENDORED)]
 CASES += [Case(name, golden_root()) for name in ("A", "B", "D") if (golden_root() / name / "expected.json").exists()]
-
-
-def load(case: Case) -> Drafter:
-    drafter = Drafter(DrafterConfig.from_hf(json.loads((case.drafter / "config.json").read_text())))
-    drafter.load_state_dict({k: v.float() for k, v in load_file(case.drafter / "model.safetensors").items()})
-    return drafter.eval()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.root.name}-{c.name}")
 @torch.no_grad()
 def test_equals_the_reference_in_every_recorded_round(case: Case) -> None:
-    drafter = load(case)
-    tensors = {k: torch.from_numpy(v) for k, v in case.tensors.items()}
+    drafter, head = load_drafter(case), target_head(case)
     outputs: list[torch.Tensor] = []
     for layer in drafter.layers:
         layer.register_forward_hook(lambda _m, _i, out: outputs.append(out[0, 0]))
-    head_file = load_file(case.target / "model.safetensors")
-    head = head_file.get("lm_head.weight", head_file["model.embed_tokens.weight"]).float()
     checked = 0
-    for run in case.expected["runs"]:
-        taps: list[torch.Tensor] = []
-        for number, facts in enumerate(run["rounds"]):
-            name = f"p{run['prompt']}.w{run['width']}.r{number}."
-            if name + "taps" not in tensors:
-                break  # the context is no longer whole: later rounds cannot be replayed
-            taps.append(tensors[name + "taps"])
-            context = torch.cat(taps)[None]
-            anchor = facts["anchor_position"]
-            assert context.shape[1] == anchor
-            outputs.clear()
-            embeds = tensors[name + "block_embeds"]
-            hidden = drafter(embeds[None, None], torch.tensor([[anchor]]), context)[0, 0]
-            new = drafter.context(taps[-1], torch.float32)
-            torch.testing.assert_close(new, tensors[name + "ctx"], atol=1e-4, rtol=1e-4)
-            for i, out in enumerate(outputs):
-                torch.testing.assert_close(out, tensors[f"{name}layer{i}_out"], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(hidden, tensors[name + "draft_hidden"], atol=1e-4, rtol=1e-4)
-            logits = hidden[1:] @ head.T
-            torch.testing.assert_close(logits, tensors[name + "draft_logits"], atol=1e-4, rtol=1e-4)
-            assert logits.argmax(-1).tolist() == facts["draft_tokens"]
-            checked += 1
+    for recorded in rounds(case):
+        assert len(recorded.context) == recorded.facts["anchor_position"]
+        outputs.clear()
+        hidden = recorded.hidden(drafter)
+        new = drafter.context(recorded.taps, torch.float32)
+        torch.testing.assert_close(new, recorded["ctx"], atol=1e-4, rtol=1e-4)
+        for i, out in enumerate(outputs):
+            torch.testing.assert_close(out, recorded[f"layer{i}_out"], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(hidden, recorded["draft_hidden"], atol=1e-4, rtol=1e-4)
+        logits = hidden[1:] @ head.T
+        torch.testing.assert_close(logits, recorded["draft_logits"], atol=1e-4, rtol=1e-4)
+        assert logits.argmax(-1).tolist() == recorded.facts["draft_tokens"]
+        checked += 1
     assert checked
 
 
