@@ -13,7 +13,7 @@ constexpr int kKeysPerBlock = 16;  // tokens of one KV cache block
 constexpr int kPartition = 64;     // keys whose softmax is computed as one partial result, at absolute positions
 constexpr int kMaxHeadDim = 256;
 constexpr int kStateHead = 16;     // floats before the values in a state of attention: max, sum, padding
-constexpr int kMaxQueryTile = 16;  // query vectors that attention handles at once, on the path that takes the most
+constexpr int kMaxQueryTile = 16;  // query vectors that attention handles at once
 
 // How rows are stored as inputs of matrix products.
 enum class Act : int {
@@ -99,8 +99,7 @@ struct QueryTile {
 
 struct Kernels {
   const char* name;
-  int max_query_tile;  // vectors that `attend` takes at once
-  int query_tile;      // of which it works on so many at a time: smaller tiles cost, larger ones only read less often
+  int query_tile;  // query vectors that `attend` works on at a time: tiles of fewer cost, wider ones read less often
   bool bf16_dot;
   void (*gemm)(const GemmArgs&);
   // sums [mr][panels * 32] of rows from `row` and of `panels` panels (1 or 2) -> what g.epilogue makes of them

@@ -18,7 +18,6 @@ using paceline::Epilogue;
 using paceline::GemmArgs;
 using paceline::kKeysPerBlock;
 using paceline::kMaxHeadDim;
-using paceline::kMaxQueryTile;
 using paceline::kPanel;
 using paceline::kPartition;
 using paceline::kStateHead;
@@ -411,7 +410,7 @@ uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {
 namespace paceline {
 extern const Kernels PACELINE_KERNELS;
 const Kernels PACELINE_KERNELS = {
-    S::kName, kMaxQueryTile, S::kQueryTile, S::kBf16Dot, gemm,        epilogue, norm_rows, qkv_post,
-    attend,   merge,         finish,        gate_row,    softcap_row, add_row,  peak_loop, read_loop,
+    S::kName, S::kQueryTile, S::kBf16Dot, gemm,        epilogue, norm_rows, qkv_post,  attend,
+    merge,    finish,        gate_row,    softcap_row, add_row,  peak_loop, read_loop,
 };
 }  // namespace paceline

@@ -306,7 +306,7 @@ void Plan::plan_attention(const Batch& b) {
       const int vectors = (r1 - r0) * t.group;
       // as few tiles as the threads can share evenly
       const int most_tiles = (vectors + kernels_.query_tile - 1) / kernels_.query_tile;
-      int count = (vectors + kernels_.max_query_tile - 1) / kernels_.max_query_tile;
+      int count = (vectors + kMaxQueryTile - 1) / kMaxQueryTile;
       while (count * t.kv_heads % threads && count < most_tiles) ++count;
       for (int kv = 0; kv < t.kv_heads; ++kv)
         for (int i = 0; i < count; ++i) {
