@@ -161,6 +161,7 @@ def watched(llm: LLM, *, adaptive: bool = False) -> LLM:
     if not adaptive:
         engine.lengths.choose = lambda requests, limits, *_: list(limits)  # type: ignore[method-assign]
         engine.lengths.trim = lambda *_: None  # type: ignore[method-assign]
+        engine.lengths.looks = lambda *_: True  # type: ignore[method-assign]
     return llm
 
 
@@ -206,8 +207,8 @@ def kib(blocks: int, llm: LLM) -> float:
 def seen_by_client(choice: CompletionOutput) -> dict[str, Any]:
     """Everything of a choice that has to be the same; log-probabilities as their bits."""
     logprobs = [
-        (p.token_id, float(p.logprob).hex(), p.rank, [(i, float(v).hex()) for i, v in p.top])
-        for p in choice.logprobs or ()
+        [(token, p.logprob.hex(), p.rank, p.decoded_token) for token, p in found.items()]
+        for found in choice.logprobs or ()
     ]
     return {
         "index": choice.index,

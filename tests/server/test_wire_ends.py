@@ -60,10 +60,11 @@ class Steps:
 
     def __init__(self, llm: LLM) -> None:
         self.allowed, self.step = threading.Semaphore(0), llm.engine.step
-        self.free = False
+        self.free, self.asked = False, 0
         llm.engine.step = self  # type: ignore[assignment]
 
     def __call__(self) -> Any:
+        self.asked += 1
         if not self.free:
             self.allowed.acquire()
         return self.step()
@@ -219,22 +220,19 @@ def test_what_ends_a_stream_stands_behind_its_torn_pieces(llm, steps, loop, monk
         steps.go()
         begin = read_until(client, b"data: ")
         steps.go(5)
+        until(lambda: steps.asked == 7)  # and takes no command before it is let go on
         if end == "a failure":
             steps.step = None  # not to be called
-            steps.run()
         elif end == "an abort":
             asyncio.run_coroutine_threadsafe(server.engine.abort("it"), server.loop)
-            steps.run()
         elif end == "a second signal":
             server.server.should_exit = True
             server.loop.call_soon_threadsafe(server.server._end_requests)
-            steps.run()
         elif end == "a first signal":
             server.server.should_exit = True
-            steps.run()
-        else:
+        if end in ("a time limit", "an abort", "a second signal"):
             until(lambda: not server.engine._thread._commands.empty())  # the loop asks for the end of the request
-            steps.run()
+        steps.run()
         data = begin + rest_of(client)
         steps.run()
     events = unchunked(data.partition(b"\r\n\r\n")[2])
