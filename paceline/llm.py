@@ -25,7 +25,7 @@ from paceline.errors import CapacityError, ConfigError
 from paceline.interrupts import uninterrupted
 from paceline.models.target import TargetModel, state_arguments
 from paceline.other_names import is_neutral, unknown_option
-from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta
+from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenAlternatives
 from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_params, params_for, token_ids
 from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
@@ -90,16 +90,17 @@ class _Request:
             generation_time_s=max((c.last_token - c.first_token for c in self.choices), default=0.0),
             spec_decode=SpecDecodeStats.total(c.stats for c in self.choices),
         )
-        outputs = [c.output() for c in self.choices]
+        outputs = [c.output(self.alternatives) for c in self.choices]
         cached = max(c.num_cached or 0 for c in self.choices[:1])
         prompt_logprobs = None
         if self.choices[0].params.prompt_logprobs is not None:
-            prompt_logprobs = [None, *map(self._alternatives, self.choices[0].prompt_logprobs)]
+            prompt_logprobs = [None, *map(self.alternatives, self.choices[0].prompt_logprobs)]
         return RequestOutput(
             self.request_id, self.prompt, self.ids, outputs, self.finished, metrics, cached, prompt_logprobs
         )
 
-    def _alternatives(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+    def alternatives(self, entry: TokenLogprobs) -> TokenAlternatives:
+        """What the sampler says of a token, with texts, as vLLM has it."""
         text = self._tokenizer.token_text
         found = {entry.token_id: Logprob(entry.logprob, entry.rank, text(entry.token_id))}
         for rank, (token, logprob) in enumerate(entry.top, 1):
@@ -314,7 +315,8 @@ class LLM:
                     delta.stop_reason = sequence.stopper.stop_reason
                     delta.passes = [(result.num_drafts, result.num_accepted)]
                     if sequence.params.logprobs is not None:
-                        delta.logprobs = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
+                        new = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
+                        delta.logprobs = list(map(request.alternatives, new))
                     request.deltas.append(delta)
 
     def _run(

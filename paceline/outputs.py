@@ -5,17 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.sampling import TokenLogprobs
 from paceline.speculation.stats import SpecDecodeStats
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(slots=True)
+class Logprob:
+    """Raw log-probability of a token in its place. rank: 1 = the argmax; equal ones rank by id. decoded_token: its
+    text, alone."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# Of a token and of the likeliest in its place, by id, its own first.
+TokenAlternatives = dict[int, Logprob]
+
+
+def own_logprob(found: TokenAlternatives) -> tuple[int, Logprob]:
+    """The token itself."""
+    return next(iter(found.items()))
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     """One choice. `token_ids` include the token that stopped it; `text` ends before a stop string.
 
-    logprobs: one entry per token id when asked for. stop_reason: the stop string or stop id that matched, None for
+    logprobs: when asked for, one entry per token id. stop_reason: the stop string or stop id that matched, None for
     end-of-sequence and limits. seed: draws the same text again.
     """
 
@@ -23,23 +41,13 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None
-    logprobs: list[TokenLogprobs] | None
+    logprobs: list[TokenAlternatives] | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     seed: int
 
 
-@dataclass(slots=True)
-class Logprob:
-    """Raw log-probability of a token in its place. rank: 1 = the argmax. decoded_token: its text, alone."""
-
-    logprob: float
-    rank: int
-    decoded_token: str
-
-
-# Of each token of a prompt and of the likeliest in its place, by id, the prompt's own first; None for the first token.
-PromptLogprobs = list[dict[int, Logprob] | None]
+PromptLogprobs = list[TokenAlternatives | None]  # None for the first token
 
 
 @dataclass(slots=True)
@@ -56,7 +64,7 @@ class RequestMetrics:
 class RequestOutput:
     """A finished request. prompt: its text, None if it was given as token ids. num_cached_tokens: tokens of the prompt
     that the prefix cache had, so that they were not computed. prompt_logprobs: when asked for, one entry per token of
-    the prompt, as vLLM has them."""
+    the prompt."""
 
     request_id: str
     prompt: str | None
@@ -84,6 +92,6 @@ class StreamDelta:
     accepted: list[bool]
     finish_reason: FinishReason | None
     output: RequestOutput | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenAlternatives] | None = None
     stop_reason: int | str | None = None
     passes: list[tuple[int, int]] = field(default_factory=list)

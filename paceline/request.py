@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from paceline.outputs import CompletionOutput, FinishReason
+from paceline.outputs import CompletionOutput, FinishReason, TokenAlternatives
 from paceline.sampling import SamplingState, TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.stats import SpecDecodeStats
@@ -104,15 +105,15 @@ class Sequence:
     def finish_reason(self) -> FinishReason | None:
         return "abort" if self.aborted else self.stopper.finish_reason
 
-    def output(self) -> CompletionOutput:
-        """This choice as a client sees it."""
+    def output(self, show: Callable[[TokenLogprobs], TokenAlternatives]) -> CompletionOutput:
+        """This choice as a client sees it. show: log-probabilities as clients see them."""
         wanted = self.params.logprobs is not None
         return CompletionOutput(
             index=self.choice,
             text=self.stopper.text,
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=sum((p.logprob for p in self.logprobs), 0.0) if wanted else None,
-            logprobs=list(self.logprobs) if wanted else None,
+            logprobs=list(map(show, self.logprobs)) if wanted else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stopper.stop_reason,
             seed=self.state.seed,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.bench.backend import Completion, Conversation, DraftLength, Run, in_order
 from paceline.bench.datasets import encode
 from paceline.errors import PacelineError
+from paceline.outputs import own_logprob
 from paceline.speculation.cost_table import CostTable
 from paceline.speculation.length import DraftLengthPolicy
 
@@ -171,7 +172,7 @@ class _Client:
             prompt=self.conversation.prompt,
             num_speculative_tokens=self.length,
             token_ids=list(choice.token_ids),
-            logprobs=None if choice.logprobs is None else [entry.logprob for entry in choice.logprobs],
+            logprobs=None if choice.logprobs is None else [own_logprob(found)[1].logprob for found in choice.logprobs],
             finish_reason=choice.finish_reason,
             ttft_s=metrics.time_to_first_token_s,
             decode_s=metrics.generation_time_s,

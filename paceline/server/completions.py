@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -69,6 +70,8 @@ class Completion:
             async def work() -> Response:
                 async with run as job:
                     outputs = await service.finish(job)
+                    if r.prompt_only:
+                        outputs = [_without_answers(output) for output in outputs]
                     return JsonResponse(await service.engine.work(lambda: self.whole(job, outputs)))
 
             return await unless_gone(raw, work())
@@ -170,3 +173,10 @@ class Completion:
 
 def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
+
+
+def _without_answers(output: RequestOutput) -> RequestOutput:
+    """The prompt alone; the one token that was drawn is dropped."""
+    nothing: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "length", "stop_reason": None}
+    choices = [replace(c, logprobs=None if c.logprobs is None else [], **nothing) for c in output.outputs]
+    return replace(output, outputs=choices)

@@ -249,6 +249,13 @@ class CompletionRequest(FormattedRequest):
         super().check()
         if self.echo and self.logprobs is not None and self.stream:
             raise bad("echo", True, "with logprobs is not served with stream=true; leave one of them out")
+        if self.prompt_only and self.stream:
+            raise bad("max_tokens", 0, "is not served with stream=true; leave one of them out")
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing is to be added to the prompt: evaluation harnesses ask for its log-probabilities so."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def params(self, max_logprobs: int, wanted: Wanted | None) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
@@ -257,6 +264,7 @@ class CompletionRequest(FormattedRequest):
         if self.echo and top is not None:
             of_prompt = max(top, of_prompt or 0)
         limit = 16 if self.max_tokens is None else self.max_tokens
+        limit = 1 if self.prompt_only else limit  # there is no pass without a next token
         params = self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
         return params if wanted is None else replace(params, structured_outputs=wanted.params)
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from paceline.outputs import Logprob, PromptLogprobs, RequestMetrics, RequestOutput
-from paceline.sampling import TokenLogprobs
+from paceline.outputs import Logprob, PromptLogprobs, RequestMetrics, RequestOutput, TokenAlternatives, own_logprob
 from paceline.speculation.stats import SpecDecodeStats
 from paceline.tokenizer import Tokenizer
 
@@ -35,23 +34,23 @@ def _finite(logprob: float) -> float:
     return max(float(logprob), LOWEST_LOGPROB)
 
 
-def _shown_top(entry: TokenLogprobs, count: int) -> list[tuple[int, float]]:
-    """The best `count`, and the drawn token where it is not among them."""
-    top = entry.top[:count]
-    if all(token != entry.token_id for token, _ in top):
-        top = [*top, (entry.token_id, entry.logprob)]
-    return top
+def _likeliest(found: TokenAlternatives, count: int) -> list[tuple[int, float]]:
+    """The best `count`, in order of rank."""
+    best = sorted((entry.rank, token) for token, entry in found.items() if entry.rank <= count)
+    return [(token, found[token].logprob) for _, token in best]
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenAlternatives], texts: TokenTexts, count: int) -> dict[str, Any]:
     """OpenAI's `logprobs` of a chat choice."""
 
     def item(token: int, logprob: float) -> dict[str, Any]:
         return {"token": texts.text(token), "logprob": _finite(logprob), "bytes": list(texts.bytes(token))}
 
-    content = [
-        {**item(e.token_id, e.logprob), "top_logprobs": [item(*pair) for pair in e.top[:count]]} for e in entries
-    ]
+    content = []
+    for found in entries:
+        token, own = own_logprob(found)
+        top = [item(*pair) for pair in _likeliest(found, count)]
+        content.append({**item(token, own.logprob), "top_logprobs": top})
     return {"content": content}
 
 
@@ -61,8 +60,8 @@ def prompt_logprobs(entries: PromptLogprobs, count: int) -> list[dict[str, Any] 
     def item(entry: Logprob) -> dict[str, Any]:
         return {"logprob": _finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
 
-    def shown(found: dict[int, Logprob]) -> dict[str, Any]:
-        own = next(iter(found))
+    def shown(found: TokenAlternatives) -> dict[str, Any]:
+        own, _ = own_logprob(found)
         return {str(i): item(entry) for i, entry in found.items() if i == own or entry.rank <= count}
 
     return [None if found is None else shown(found) for found in entries]
@@ -83,30 +82,28 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, offsets: TextOffsets
+    entries: Sequence[TokenAlternatives], texts: TokenTexts, count: int, offsets: TextOffsets
 ) -> dict[str, Any]:
-    """OpenAI's `logprobs` of the next tokens of a completion choice."""
+    """OpenAI's `logprobs` of the next tokens of a completion choice; a token that is not among the best comes last."""
     tokens, values, tops, begins = [], [], [], []
-    for e in entries:
-        tokens.append(texts.key(e.token_id))
-        values.append(_finite(e.logprob))
-        tops.append({texts.key(token): _finite(value) for token, value in _shown_top(e, count)} if count else None)
-        begins.append(offsets.take(texts.bytes(e.token_id)))
-    found = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
-    return {**found, "text_offset": begins}
+    for found in entries:
+        token, own = own_logprob(found)
+        top = dict(_likeliest(found, count)) | {token: own.logprob}
+        tokens.append(texts.key(token))
+        values.append(_finite(own.logprob))
+        tops.append({texts.key(i): _finite(value) for i, value in top.items()} if count else None)
+        begins.append(offsets.take(texts.bytes(token)))
+    shown = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
+    return {**shown, "text_offset": begins}
 
 
 def echoed_logprobs(
-    output: RequestOutput, entries: Sequence[TokenLogprobs], texts: TokenTexts, count: int, echo: int
+    output: RequestOutput, entries: Sequence[TokenAlternatives], texts: TokenTexts, count: int, echo: int
 ) -> dict[str, Any]:
     """The same of a choice whose text begins with its prompt, in `echo` characters; entries: of what it added. The
     first token has no log-probability. Tokens before the echoed text (a BOS) are at its beginning."""
     own = output.prompt_token_ids
-    asked = [
-        TokenLogprobs(token, found[token].logprob, found[token].rank, _ranked(found))
-        for token, found in zip(own, output.prompt_logprobs or (), strict=True)
-        if found is not None
-    ]
+    asked = [found for found in output.prompt_logprobs or () if found is not None]
     offsets = TextOffsets(echo - len(b"".join(map(texts.bytes, own)).decode("utf-8", "replace")))
     begin = offsets.take(texts.bytes(own[0]))
     prompt, rest = (
@@ -118,11 +115,6 @@ def echoed_logprobs(
         "top_logprobs": [None, *prompt["top_logprobs"], *rest["top_logprobs"]] if count else None,
         "text_offset": [max(0, offset) for offset in (begin, *prompt["text_offset"], *rest["text_offset"])],
     }
-
-
-def _ranked(found: dict[int, Logprob]) -> list[tuple[int, float]]:
-    """Alternatives by rank."""
-    return [(token, entry.logprob) for token, entry in sorted(found.items(), key=lambda item: item[1].rank)]
 
 
 def usage(

@@ -42,12 +42,8 @@ def by_decoding(llm: LLM, prompt: list[int], count: int) -> list[Any]:
     found: list[Any] = [None]
     for at in range(1, len(prompt)):
         params = params_of(max_tokens=1, logprobs=count, allowed_token_ids=[prompt[at]], ignore_eos=True)
-        [entry] = llm.generate(prompt[:at], params)[0].outputs[0].logprobs or ()
-        text = llm.tokenizer.token_text
-        own = [(entry.token_id, entry.logprob.hex(), entry.rank, text(entry.token_id))]
-        top = [(i, v.hex(), rank, text(i)) for rank, (i, v) in enumerate(entry.top, 1) if i != entry.token_id]
-        found.append(own + top)
-    return found
+        found += llm.generate(prompt[:at], params)[0].outputs[0].logprobs or ()
+    return bits(found)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

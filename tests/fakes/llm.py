@@ -13,8 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline.errors import CapacityError
-from paceline.outputs import CompletionOutput, RequestMetrics, RequestOutput, StreamDelta
-from paceline.sampling import TokenLogprobs
+from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta
 from paceline.sampling_params import SamplingParams
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.length import DraftLengthPolicy
@@ -207,7 +206,7 @@ class FakeLLM:
         drafts: int,
     ) -> RequestOutput:
         logprobs = (
-            None if params.logprobs is None else [TokenLogprobs(token, -1.0 / (1 + token), 1, []) for token in tokens]
+            None if params.logprobs is None else [{token: Logprob(-1.0 / (1 + token), 1, "x")} for token in tokens]
         )
         choice = CompletionOutput(
             index=0,

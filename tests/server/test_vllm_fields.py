@@ -106,6 +106,24 @@ def test_echo_with_logprobs(server, plain, count):
             assert sorted(top.values()) == sorted(entry["logprob"] for entry in at.values())
 
 
+def test_prompts_alone_are_scored(server):
+    """Nothing is added with max_tokens=0; what is said of the prompt is the same."""
+    asked = {"prompt": ["ab abc ha", "abchaha"], "echo": True, "n": 2, "return_token_ids": True}
+    for more in ({"logprobs": 2}, {"prompt_logprobs": 1}, {}):
+        alone, longer = (server.ok(PLAIN, **asked, **more, max_tokens=tokens) for tokens in (0, 3))
+        assert alone["usage"] == longer["usage"] | {
+            "completion_tokens": 0,
+            "total_tokens": longer["usage"]["prompt_tokens"],
+        }
+        for choice, other in zip(alone["choices"], longer["choices"], strict=True):
+            own = len(choice["prompt_token_ids"])
+            assert choice["token_ids"] == [] and choice["finish_reason"] == "length"
+            assert other["text"].startswith(choice["text"]) and len(other["text"]) > len(choice["text"])
+            assert choice.get("prompt_logprobs") == other.get("prompt_logprobs")
+            if "logprobs" in more:
+                assert choice["logprobs"] == {name: entries[:own] for name, entries in other["logprobs"].items()}
+
+
 def test_offsets_of_tokens_that_share_a_character(server, plain):
     """A token that begins inside a character has that one's offset; tokens before it are where they are."""
     for prompt, offsets in (("a😀b", [0, 1, 1, 1, 1, 2]), ([1, 2, 12], [0, 1, 2])):

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams, StructuredOutputsParams
-from paceline.outputs import CompletionOutput
+from paceline.outputs import CompletionOutput, own_logprob
 from paceline.structured.vocabulary import Vocabulary
 
 from .conftest import SHAPE, World
@@ -217,8 +217,9 @@ def test_logprobs_are_raw(world: World):
     constrained = world.plain.generate([[5, 6]], params)[0].outputs[0]
     free = world.plain.generate([[5, 6]], SamplingParams(max_tokens=1, temperature=0, logprobs=2))[0].outputs[0]
     assert constrained.logprobs is not None and free.logprobs is not None
-    assert constrained.logprobs[0].top == free.logprobs[0].top
-    assert constrained.logprobs[0].rank > 1 and constrained.logprobs[0].logprob < -1
+    _, own = own_logprob(constrained.logprobs[0])
+    assert own.rank > 1 and own.logprob < -1
+    assert all(constrained.logprobs[0][token] == entry for token, entry in free.logprobs[0].items())
 
 
 def test_trimmed_drafts_are_not_counted(world: World):
