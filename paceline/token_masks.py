@@ -21,7 +21,7 @@ def bad_word_ids(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) ->
     for word in words:
         plain = word.lstrip(" ") or word
         forms = [tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (plain, f" {plain}")]
-        if not any(forms):
+        if not forms[0]:  # behind a space it would be the space alone
             raise ConfigError(f"bad_words={shown(word)}: this model has no tokens for it; leave it out")
         for ids in filter(None, forms):
             check_ids("bad_words", ids, vocab_size)

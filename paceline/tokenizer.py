@@ -67,7 +67,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
-        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        known = [token for token in ids if 0 <= token < self.vocab_size]
+        return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token stands for on its own, special tokens by their text; b"" outside the
@@ -75,7 +76,7 @@ class Tokenizer:
         """
         known = self._token_bytes.get(token)
         if known is None:
-            text = self.backend.id_to_token(token)
+            text = self.backend.id_to_token(token) if 0 <= token < self.vocab_size else None
             if text is None:
                 return b""
             known = self._token_bytes[token] = self._bytes_of(text)

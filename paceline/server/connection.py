@@ -211,6 +211,7 @@ def _until_the_end(app: ASGIApp) -> ASGIApp:
                 endless = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
                 if endless:
                     cycle.chunked_encoding = False
+                    cycle.keep_alive = False
             elif endless:
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)

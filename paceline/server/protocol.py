@@ -251,6 +251,8 @@ class CompletionRequest(FormattedRequest):
             raise bad("echo", True, "with logprobs is not served with stream=true; leave one of them out")
         if self.prompt_only and self.stream:
             raise bad("max_tokens", 0, "is not served with stream=true; leave one of them out")
+        if self.prompt_only and self.min_tokens:
+            raise bad("min_tokens", self.min_tokens, "must not exceed max_tokens=0")
 
     @property
     def prompt_only(self) -> bool:

@@ -194,6 +194,8 @@ def test_words_as_tokens(world: World):
     tokenizer = world.plain.tokenizer
     assert bad_word_ids(["a", " a", "G"], tokenizer, V) == [[1], [99], [53], [0, 53]]
     assert bad_word_ids([" ", "\n"], tokenizer, V) == [[0], [0, 0], [9], [0, 9]]
+    with pytest.raises(ConfigError, match="no tokens"):
+        bad_word_ids(["\ufffd"], tokenizer, V)
 
     class Silent:
         def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -109,6 +109,7 @@ def test_echo_with_logprobs(server, plain, count):
 def test_prompts_alone_are_scored(server):
     """Nothing is added with max_tokens=0; what is said of the prompt is the same."""
     asked = {"prompt": ["ab abc ha", "abchaha"], "echo": True, "n": 2, "return_token_ids": True}
+    asked |= {"temperature": 0, "ignore_eos": True}  # tokens with text
     for more in ({"logprobs": 2}, {"prompt_logprobs": 1}, {}):
         alone, longer = (server.ok(PLAIN, **asked, **more, max_tokens=tokens) for tokens in (0, 3))
         assert alone["usage"] == longer["usage"] | {
@@ -122,6 +123,20 @@ def test_prompts_alone_are_scored(server):
             assert choice.get("prompt_logprobs") == other.get("prompt_logprobs")
             if "logprobs" in more:
                 assert choice["logprobs"] == {name: entries[:own] for name, entries in other["logprobs"].items()}
+
+
+@pytest.mark.parametrize("token", [-1, 1 << 70, 120])
+def test_what_is_no_token_cannot_be_echoed(server, token):
+    for more in ({"max_tokens": 0, "logprobs": 1}, {}, {"stream": True}):
+        answer = server.post(PLAIN, prompt=[5, token], echo=True, **more)
+        assert answer.status_code == 400
+        assert f"token id {token} is outside the vocabulary" in answer.json()["error"]["message"]
+
+
+def test_nothing_is_fewer_than_any_tokens(server):
+    answer = server.post(PLAIN, prompt="ab", echo=True, max_tokens=0, min_tokens=1)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "min_tokens=1: must not exceed max_tokens=0"
 
 
 def test_offsets_of_tokens_that_share_a_character(server, plain):
