@@ -90,6 +90,17 @@ class RequestStream:
         await self._stop()
         self._pieces.clear()
 
+    def expire(self) -> None:
+        """End a request that has taken too long. It holds nothing any longer, however slowly its reader comes to what
+        was made before, which it still gets, and then a TimeoutError."""
+        if self._ended or self._error is not None:
+            return
+        self._error = TimeoutError()
+        if self._waiter is not None:
+            _resolve(self._waiter)
+        with suppress(EngineDeadError):  # its end frees everything
+            self._owner._thread.abort(self._ticket)
+
     async def _stop(self) -> None:
         if self._ended:
             return
@@ -107,7 +118,8 @@ class RequestStream:
             _resolve(self._accepted)
             return
         if isinstance(event, StreamDelta):
-            self._keep(event)
+            if self._error is None:
+                self._keep(event)
             self._ended = event.output is not None
         else:
             self._error, self._ended = event, True
@@ -120,7 +132,8 @@ class RequestStream:
             _resolve(self._waiter)
 
     def _offer(self) -> None:
-        if self._shortcut is not None and self._waiter is not None and not self._pieces and not self._ended:
+        over = self._ended or self._error is not None
+        if self._shortcut is not None and self._waiter is not None and not (self._pieces or over):
             self._ticket.offer(self._shortcut)
 
     def _keep(self, delta: StreamDelta) -> None:
@@ -391,7 +404,8 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
     """Two pieces of one choice as one."""
-    logprobs = None if a.logprobs is None or b.logprobs is None else a.logprobs + b.logprobs
+    asked = a.logprobs is not None or b.logprobs is not None  # an aborted choice ends with a delta that has none
+    logprobs = [*(a.logprobs or ()), *(b.logprobs or ())] if asked else None
     return StreamDelta(
         a.index,
         a.text + b.text,

@@ -134,6 +134,7 @@ class Service:
                 except StructuredOutputsError as error:
                     raise renamed(error, grammar_field) from None
                 streams.append(await stack.enter_async_context(stream))
+            self._limit(streams, begin, stack)
             job = Job(job_id, int(time.time()), begin, streams, params.n, last_only=last_only)
             job.outputs, job.counts = [None] * len(prompts), [0] * (len(prompts) * params.n)
             job.counters = [made for _ in job.counts if (made := counter()) is not None]
@@ -141,24 +142,23 @@ class Service:
 
     async def deltas(self, job: Job) -> AsyncGenerator[tuple[int, StreamDelta], None]:
         """(choice among all prompts' choices, what was added), in the order in which it is made."""
-        async with asyncio.timeout(self._time_left(job)):
-            if len(job.streams) == 1:
-                async for delta in job.streams[0]:
-                    yield self._account(job, 0, delta)
-                return
-            waiting = {asyncio.ensure_future(anext(s, None)): i for i, s in enumerate(job.streams)}
-            try:
-                while waiting:
-                    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                    for task in sorted(done, key=waiting.__getitem__):
-                        i = waiting.pop(task)
-                        if (piece := task.result()) is not None:
-                            yield self._account(job, i, piece)
-                            waiting[asyncio.ensure_future(anext(job.streams[i], None))] = i
-            finally:
-                for task in waiting:
-                    task.cancel()
-                await asyncio.gather(*waiting, return_exceptions=True)
+        if len(job.streams) == 1:
+            async for delta in job.streams[0]:
+                yield self._account(job, 0, delta)
+            return
+        waiting = {asyncio.ensure_future(anext(s, None)): i for i, s in enumerate(job.streams)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=waiting.__getitem__):
+                    i = waiting.pop(task)
+                    if (piece := task.result()) is not None:
+                        yield self._account(job, i, piece)
+                        waiting[asyncio.ensure_future(anext(job.streams[i], None))] = i
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def finish(self, job: Job) -> list[RequestOutput]:
         """The outputs of all prompts, once they are there."""
@@ -166,9 +166,19 @@ class Service:
             pass
         return job.finished()
 
-    def _time_left(self, job: Job) -> float | None:
+    def _limit(self, streams: Sequence[RequestStream], begin: float, stack: AsyncExitStack) -> None:
+        """End streams when their time is over, unless the stack is left before. Not by cancelling who reads them: that
+        may just be waiting for a client, who would never hear why."""
         limit = self.settings.request_timeout
-        return None if limit is None else max(0.0, limit - (time.perf_counter() - job.begin))
+        if limit is None:
+            return
+
+        def expire() -> None:
+            for stream in streams:
+                stream.expire()
+
+        left = max(0.0, limit - (time.perf_counter() - begin))
+        stack.callback(asyncio.get_running_loop().call_later(left, expire).cancel)
 
     def _account(self, job: Job, prompt: int, delta: StreamDelta) -> tuple[int, StreamDelta]:
         choice = prompt * job.choices + delta.index

@@ -213,6 +213,73 @@ def test_abort_by_id_ends_the_stream_with_what_there_is(world):
     run(main())
 
 
+def test_pieces_that_are_joined_with_the_end_keep_their_logprobs(world, monkeypatch):
+    """What ends an aborted choice adds no token, and so no log-probability."""
+    monkeypatch.setattr("paceline.async_llm.MERGE_FROM", 1)
+    params = SamplingParams(temperature=1.1, seed=3, max_tokens=100, ignore_eos=True, logprobs=1)
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            with held(engine) as gate:
+                stream = await engine.submit([1, 2, 3], params, request_id="a")
+                gate.allow(3)
+                while engine.stats().steps < 3:
+                    await asyncio.sleep(0)
+                aborting = asyncio.create_task(engine.abort("a"))
+                await asyncio.sleep(0)
+                gate.allow(1)
+                assert await aborting
+            [delta] = [d async for d in stream]
+            assert delta.output is not None and delta.finish_reason == "abort"
+            assert len(delta.token_ids) >= 3 and delta.token_ids == delta.output.outputs[0].token_ids
+            assert delta.logprobs == delta.output.outputs[0].logprobs
+
+    run(main())
+
+
+def test_a_request_that_expires_holds_nothing_and_says_so_behind_what_it_made(world):
+    async def main() -> None:
+        async with opened(world) as engine:
+            with held(engine) as gate:
+                stream = await engine.submit([1, 2, 3], LONG)
+                gate.allow(3)
+                while engine.stats().steps < 3:
+                    await asyncio.sleep(0)
+                made = [await anext(stream)]
+                stream.expire()
+                stream.expire()
+            await engine.drain()  # though nobody reads
+            assert_idle(world.spec)
+            with pytest.raises(TimeoutError):
+                while True:
+                    made.append(await anext(stream))
+            assert len(made) == 3 and all(d.finish_reason is None for d in made)
+            with pytest.raises(TimeoutError):
+                await anext(stream)
+            await stream.aclose()
+
+    run(main())
+
+
+def test_a_reader_that_waits_hears_at_once_that_its_request_expires(world):
+    async def main() -> None:
+        async with opened(world) as engine:
+            with held(engine):
+                stream = await engine.submit([1, 2, 3], LONG)
+                waiting = asyncio.ensure_future(anext(stream))
+                await asyncio.sleep(0)
+                stream.expire()
+                with pytest.raises(TimeoutError):
+                    await waiting  # while the engine stands still
+            await stream.aclose()
+            ended = await engine.submit([1, 2, 3], PARAMS)
+            await engine.drain()
+            ended.expire()
+            assert [d async for d in ended][-1].output.finished
+
+    run(main())
+
+
 @pytest.mark.parametrize("after", [0, 1, 2, 5])
 def test_leaving_early_frees_everything(world, after):
     """Failure case 24: cancel a stream in the middle, then send the prompt again: nothing leaks, same output."""

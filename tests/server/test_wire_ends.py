@@ -246,6 +246,40 @@ def test_what_ends_a_stream_stands_behind_its_torn_pieces(llm, steps, loop, monk
         assert last["error"]["message"]
 
 
+def test_a_client_that_did_not_read_hears_that_its_time_is_over(llm, steps, loop, quiet, monkeypatch):
+    """Though the time was over while the answer waited for it. Nothing is held until it reads."""
+
+    def full(self: DirectBody, data: bytes) -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(DirectBody, "_send", full)
+    with live(llm, new_loop=loop) as server, connect(server) as client:
+        client.sendall(request(PLAIN, "connection: close", **STREAM, request_id="it"))
+        steps.go()
+        data = read_until(client, b"data: ")
+        [connection] = server.server.server_state.connections
+        drain, waits = connection.flow.drain, threading.Event()
+
+        async def drained() -> None:
+            waits.set()
+            await drain()
+
+        def stop_reading() -> None:
+            connection.flow.drain = drained
+            connection.pause_writing()
+
+        server.loop.call_soon_threadsafe(stop_reading)
+        until(lambda: steps.go() and waits.is_set())
+        server.loop.call_soon_threadsafe(server.engine._live["it"].expire)
+        until(lambda: steps.go() and not server.engine.in_flight)
+        server.loop.call_soon_threadsafe(connection.resume_writing)
+        data += rest_of(client)
+        assert server.engine.stats().finished == {"abort": 1}
+    events = unchunked(data.partition(b"\r\n\r\n")[2])
+    assert events.endswith(b"data: [DONE]\n\n")
+    assert parse_events(iter(events.decode().splitlines()))[-1]["error"]["code"] == "timeout"
+
+
 # ---- parts of it
 
 
@@ -357,10 +391,12 @@ def test_a_request_that_has_arrived_is_read_though_its_connection_was_idle_for_t
 def test_clients_that_know_no_chunks(llm, loop, path):
     """HTTP/1.0: an answer without a length ends with its connection."""
     fields = {"prompt": "ab"} if path == PLAIN else SAID
+    stay = "connection: keep-alive"
+    ways = [(True, "1.0", stay), (False, "1.0", stay), (True, "0.9", stay), (True, "2.0", stay), (False, "2.0", "x: y")]
     with live(llm, new_loop=loop) as server, slow_steps(llm, 0.002):
-        for stream in (True, False):
+        for stream, version, header in ways:
             with connect(server) as client:
-                client.sendall(request(path, version="1.0", **{**LONG, **fields, "stream": stream}))
+                client.sendall(request(path, header, version=version, **{**LONG, **fields, "stream": stream}))
                 head, _, body = rest_of(client).partition(b"\r\n\r\n")
             assert b"transfer-encoding" not in head.lower() and b"connection: close" in head.lower()
             if stream:
