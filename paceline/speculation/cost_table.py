@@ -15,7 +15,7 @@ import numpy as np
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
 REFIT_AFTER = 16  # observations of a `CostTable`
 REFIT_CURVE_AFTER = 4  # of a `CostCurve`
-LOOK_EVERY = 4  # steps of a settled size
+LOOK_EVERY = 8  # steps of a settled size
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows
 NOISE = 0.1**2  # of a step, as all variances here of the logarithm of seconds
 PACE_STEP = 0.03**2  # by which the pace wanders from one step to the next
@@ -139,11 +139,14 @@ class Pace:
                 surprise = math.copysign(most, surprise)
         gain = column / variance
         self.mean += gain * surprise
-        self._cov -= np.outer(gain, column)
+        self._cov -= gain[:, None] * column
 
     def _column(self, shares: Sequence[tuple[int, float]]) -> tuple[np.ndarray, float]:
         """Covariance of all knots with what such a step takes, and the variance of that."""
-        column = sum(share * self._cov[knot] for knot, share in shares)
+        (first, share), *others = shares  # behind a pass each operation on an array takes microseconds
+        column = share * self._cov[first]
+        for knot, share in others:
+            column += share * self._cov[knot]
         return column, NOISE + sum(share * column.item(knot) for knot, share in shares)
 
     def preset(self, first: int, values: Mapping[int, float]) -> None:

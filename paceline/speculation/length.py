@@ -8,6 +8,7 @@ other requests of the same drafter showed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from operator import mul
@@ -24,6 +25,7 @@ EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain 
 PLAIN_STEPS = 16  # in a row, when plain decoding is what is tried
 SETTLED_AFTER = 12  # of them: until then caches are still filled with what drafts needed
 MOST_CURIOSITY = 16.0  # steps whose time is saved up for these, at most
+FAR = 4.0  # times as seldom, where drafts bring more than plain steps could turn out to be faster than they look
 LEAST_PRICE = 0.1  # of a step, that such a pass counts as, whatever it is expected to cost
 HOPE = 0.5  # of the rejections seen so far, if they were this many, a probe would have to pay to be made at all
 GIVE_UP_AFTER = 8  # steps without such hope after which drafters are not kept up to date any more
@@ -38,15 +40,43 @@ MOST_PATIENCE = 32  # times as long, if it was in vain before
 NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
-WHOLE_EVERY = 24  # blocks, one of which has all slots
+WHOLE_EVERY = 8  # choices of blocks, one of which has all slots
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
+KEEP = 8  # steps that a choice is for at most: choosing takes time, too
+LIKE = 0.03  # by which a draft's survival may have changed since then
+LIKE_CUT = 0.1  # the same where drafts are cut to what is worth verifying once they are made
 
 
 def _margin(requests: int) -> float:
     """What drafts for so many requests have to bring beyond what costs say: requests that end together share a pass for
     the prompts behind them, which drafts break up."""
     return MARGIN * min(requests - 1, MARGIN_REQUESTS)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """Lengths that are kept for a few steps, and what they were chosen for: requests, limits and rows of the pass, and
+    the survivals of drafts. planned: see `DraftLengthPolicy`."""
+
+    circumstances: tuple[object, ...]
+    survivals: list[Sequence[float]]
+    lengths: list[int]
+    planned: float
+    left: int = KEEP - 1  # steps
+
+    def holds(self, circumstances: tuple[object, ...], survivals: Sequence[Sequence[float]], like: float) -> bool:
+        """Whether they are good for one more step. like: by how much survivals may have changed."""
+        self.left -= 1
+        return (
+            self.left >= 0
+            and self.circumstances == circumstances
+            and all(
+                abs(a - b) <= like
+                for now, then in zip(survivals, self.survivals, strict=True)
+                for a, b in zip(now, then, strict=True)
+            )
+        )
 
 
 def _no_seconds(_: int) -> float:
@@ -82,10 +112,13 @@ class DraftLengthPolicy:
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
         self._worths: list[float] = []  # seconds that each slot of a block saves, on average
-        self._since_whole = 0  # blocks
+        self._since_whole = 0  # choices
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
+        self._kept: _Choice | None = None
+        self._passed = 0  # steps that have kept it
+        self._elapsed = 1  # in a step that chooses, steps since the choice before; 0 in one that keeps it
         self._plain_steps = 0  # that are still to come, of those that are tried
         self._plain_run = 0  # steps without drafts since the last one with some
         self._hopeless = 0  # steps in a row
@@ -198,6 +231,7 @@ class DraftLengthPolicy:
         if self._promised:
             found = [self._found_trust.of(row) for row in found]
         if not self.worthwhile or not any(asked):
+            self._elapsed = 1
             lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
             self._look_gain += (gain - 1.0) / GAIN_STEPS
             return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
@@ -205,6 +239,13 @@ class DraftLengthPolicy:
             row or (self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit))
             for r, limit, row in zip(requests, limits, found, strict=True)
         ]
+        circumstances = (requests, limits, rows, margin)
+        like = LIKE_CUT if self.whole else LIKE
+        if self._kept is not None and not any(at_hand) and self._kept.holds(circumstances, survivals, like):
+            self._passed += 1
+            self._elapsed, self._planned = 0, self._kept.planned
+            return list(self._kept.lengths)
+        self._kept, self._elapsed, self._passed = None, self._passed + 1, 0
         # plain steps that a drafter follows take longer than those that are left to themselves
         beside = (1.0 + margin) / (1.0 + FOLLOW_SHARE) - 1.0
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
@@ -224,17 +265,24 @@ class DraftLengthPolicy:
             gain /= without
         if not any(length and not free for length, free in zip(lengths, at_hand, strict=True)):
             gain = 1.0 / (1.0 + FOLLOW_SHARE)
-        self._gain += (gain - self._gain) / GAIN_STEPS
+        self._gain += (gain - self._gain) * self._elapsed / GAIN_STEPS
         if self._gain < 1.0 and self._hope(asked, rows)[1] < (1.0 + UPSIDE) * (1.0 + margin):
             self._rest(rows)
             return alone
+        best = list(lengths)
         idle = [i for i, limit in enumerate(asked) if limit and not lengths[i]]
         if idle:
             self._probe(idle, limits, lengths, rows)
         elif any(lengths):
             self._hopeless = 0
             lengths = self._explore(survivals, at_hand, lengths, rows)
-        return self._blocks(limits, at_hand, lengths) if self.whole else lengths
+        tried = lengths != best
+        if self.whole:
+            lengths = self._blocks(limits, at_hand, lengths)
+        whole = self.confident and any(lengths) and not self._since_whole
+        if not (tried or whole or self._hopeless or any(at_hand)):
+            self._kept = _Choice(circumstances, survivals, list(lengths), self._planned)
+        return lengths
 
     def _could_pay(self, rows: int, drafts: int, margin: float) -> bool:
         """Whether at most so many drafts beside so many rows would be made if every one of them were right and at hand:
@@ -289,13 +337,15 @@ class DraftLengthPolicy:
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
         plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
-        self._plain_curiosity = min(self._plain_curiosity + EXPLORE_SHARE * now, MOST_CURIOSITY * now)
-        if self._plain_curiosity >= LEAST_PRICE * now:
-            price = max(PLAIN_STEPS * lost(plain, 0.0), LEAST_PRICE * now)
-            if price <= self._plain_curiosity:
-                self._plain_curiosity -= price
-                self._plain_steps = PLAIN_STEPS - 1
-                return plain
+        price = lost(plain, 0.0)  # of a plain step's time, it is what it lacks to the rate that was chosen
+        far = price * (1.0 + UPSIDE) > UPSIDE * self.verify.seconds(rows)
+        share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
+        self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
+        price = max(PLAIN_STEPS * price, LEAST_PRICE * now)
+        if price <= self._plain_curiosity:
+            self._plain_curiosity -= price
+            self._plain_steps, self._kept = PLAIN_STEPS - 1, None
+            return plain
         if self.whole and not all(found):
             return lengths
         return self._another_size(survivals, lengths, rows, now, lost)
@@ -311,13 +361,7 @@ class DraftLengthPolicy:
         """The lengths, which take `now` seconds, or those of a pass one knot larger or smaller. lost: seconds lost by
         lengths that bring so many drafts."""
         most = sum(map(len, survivals))
-        if self.confident and self._newcomers:
-            # a size that a slow first step made look dear is not chosen again, and so never known better
-            unknown = next((k - rows for k in KNOTS if rows < k <= rows + most and not self.verify.settled(k)), 0)
-            if unknown:
-                self._newcomers -= 1
-                return likeliest(survivals, unknown)[0]
-        self._curiosity = min(self._curiosity + EXPLORE_SHARE * now, now)
+        self._curiosity = min(self._curiosity + self._elapsed * EXPLORE_SHARE * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
         drafts = sum(lengths)
@@ -361,7 +405,7 @@ class DraftLengthPolicy:
         """Give idle requests a short draft if that has been earned and might pay."""
         rows += sum(lengths)
         now = self.verify.seconds(rows) + (self._draft_seconds(len(lengths), sum(lengths)) if any(lengths) else 0.0)
-        self._credit = min(self._credit + PROBE_SHARE * now, now)
+        self._credit = min(self._credit + self._elapsed * PROBE_SHARE * now, now)
         hope, _ = self._hope([limits[i] for i in idle], rows)
         if not any(hope):
             self._lose_hope(rows, any(lengths))
@@ -419,27 +463,42 @@ class DraftLengthPolicy:
         if not made:
             return
         survivals = survivals_of(chances, self._trust.share)
-        paid, rows = self._draft_seconds(len(made), sum(map(len, made))), len(requests) + other_rows
+        paid = self._draft_seconds(len(made), sum(map(len, made)))
         lengths = admitted(survivals, self.verify, paid, other_rows)
-        now = paid + self.verify.seconds(rows + sum(lengths))
-        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
-        self._weigh_slots([row for row in survivals if row], rows)
-        if self._planned:
-            found = planned / now * self.verify.seconds(rows) / rows / self._planned
-            self._option += (min(found, MOST_OPTION) - self._option) / GAIN_STEPS
-            self._planned = 0.0
-        if any(lengths):
-
-            def lost(tried: Sequence[int], expected: float) -> float:
-                return paid + self.verify.seconds(rows + sum(tried)) - (rows + expected) * now / planned
-
-            lengths = self._another_size(survivals, lengths, rows, now, lost)
+        if self._elapsed:
+            lengths = self._judge(survivals, lengths, paid, len(requests) + other_rows)
         for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
             if row and min(said) < 1.0:  # others are found, not drafted
                 self._said[request] = sum(accumulate(said[:length], mul))
             if length < len(row):
                 self._cut[request] = list(said[length:])
                 del row[length:]
+
+    def _judge(self, survivals: Sequence[Sequence[float]], lengths: list[int], paid: float, rows: int) -> list[int]:
+        """Learn from blocks, which took `paid` seconds, and how much of them is to be verified: those lengths or, now
+        and then, others."""
+        now = paid + self.verify.seconds(rows + sum(lengths))
+        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        self._weigh_slots([row for row in survivals if row], rows)
+        if self._planned:
+            found = planned / now * self.verify.seconds(rows) / rows / self._planned
+            self._option += (min(found, MOST_OPTION) - self._option) * self._elapsed / GAIN_STEPS
+        if not any(lengths):
+            return lengths
+
+        def lost(tried: Sequence[int], expected: float) -> float:
+            return paid + self.verify.seconds(rows + sum(tried)) - (rows + expected) * now / planned
+
+        unknown = self._unknown(rows, sum(map(len, survivals))) if self._newcomers else 0
+        if unknown:
+            self._newcomers -= 1
+            return likeliest(survivals, unknown)[0]
+        return self._another_size(survivals, lengths, rows, now, lost)
+
+    def _unknown(self, rows: int, most: int) -> int:
+        """So many drafts, at most `most`, as make the smallest size beyond `rows` that few steps have shown: one that a
+        slow first step made look dear is not chosen again, and so never known better. 0: there is none."""
+        return next((k - rows for k in KNOTS if rows < k <= rows + most and not self.verify.settled(k)), 0)
 
     def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
         plain = self.verify.seconds(rows)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.speculation.acceptance import Acceptance, Trust
+from paceline.speculation.acceptance import FORGET, Acceptance, Trust
 from paceline.speculation.allotment import best_lengths, most_gain
 from paceline.speculation.cost_table import CostCurve, CostTable, Pace, rising
-from paceline.speculation.length import GIVE_UP_AFTER, PROBE_SHARE, DraftLengthPolicy
+from paceline.speculation.length import (
+    DRAFT_SHARE,
+    FOLLOW_SHARE,
+    GIVE_UP_AFTER,
+    KEEP,
+    LIKE,
+    PROBE_SHARE,
+    DraftLengthPolicy,
+)
 
 
 def table(times: dict[int, float]) -> CostTable:
@@ -141,6 +151,64 @@ def test_plain_decoding_that_is_faster_by_itself_is_found_out(kept: float) -> No
         (1.0 + sum(survival[:k])) / (1.075 * ((4.2 if k else 3.3) + 0.3 * k) + (0.7 if k else 0.0)) for k in range(8)
     )
     assert tokens / spent > 0.95 * best
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.6])
+def test_choosing_is_left_out_where_nothing_has_changed(kept: float) -> None:
+    policy, calls = DraftLengthPolicy(), 0
+    policy.verify = table({rows: 1.0 + 0.1 * rows for rows in range(1, 9)})
+    for i in range(1000):
+        policy.observe(0, 1, i % 10 < 10 * kept)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return best_lengths(*args, **kwargs)
+
+    with patch("paceline.speculation.length.best_lengths", counted):
+        for _ in range(800):
+            policy.choose([1], [7])
+    assert 800 / KEEP <= calls < 4 * 800 / KEEP
+    if kept:
+        assert policy.choose([1], [7])[0] > policy.choose([1], [1])[0], "another limit: it is chosen anew"
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=60, max_size=60), st.integers(0, 2**32))
+def test_a_choice_that_is_kept_is_hardly_worse_than_a_new_one(chances: list[float], seed: int) -> None:
+    """However acceptance changes: as long as no draft's survival has moved by more than LIKE, the rates of all lengths
+    have moved by as much."""
+    draw, policy = random.Random(seed), DraftLengthPolicy()
+    policy.verify = table({rows: 1.0 + 0.2 * rows for rows in range(1, 9)})
+    own = Acceptance()
+    prices = [policy.verify.seconds(1 + n) + (DRAFT_SHARE * policy.verify.seconds(1) if n else 0.0) for n in range(8)]
+    with patch("paceline.speculation.length.EXPLORE_SHARE", 0.0), patch("paceline.speculation.length.PROBE_SHARE", 0.0):
+        for chance in chances:
+            survival = own.survival(7, policy.overall) if own.tries else policy.overall.survival(7)
+            (length,) = policy.choose([1], [7])
+            if not policy.worthwhile:
+                break
+            kept = list(itertools.accumulate(survival, initial=1.0))
+            least = max((tokens - n * LIKE) / price for n, (tokens, price) in enumerate(zip(kept, prices, strict=True)))
+            follow = 1.0 if length else 1.0 + FOLLOW_SHARE  # drafts are made for so much less than plain steps bring
+            assert (kept[length] + length * LIKE) / prices[length] * (1.0 + FOLLOW_SHARE) * follow >= least
+            accepted = next((j for j in range(length) if draw.random() > chance), length)
+            policy.observe(1, length, accepted)
+            if length:
+                own.observe(length, accepted, FORGET)
+
+
+def test_plain_steps_are_tried_less_where_they_are_far_from_being_best() -> None:
+    tried = []
+    for slope in (0.36, 0.05):  # of the cost of rows: drafts gain little, or much
+        policy, count = DraftLengthPolicy(), 0
+        policy.verify = table({rows: 1.0 + slope * rows for rows in range(1, 9)})
+        policy.draft = table({rows: 0.0 for rows in range(1, 9)})
+        for i in range(1000):
+            policy.observe(0, 3, 3 if i % 10 < 6 else 0)
+        for _ in range(20_000):
+            count += policy.choose([1], [3]) == [0]
+        tried.append(count)
+    assert tried[0] > 3 * tried[1] > 0
 
 
 def hopeless() -> DraftLengthPolicy:
