@@ -15,7 +15,7 @@ import numpy as np
 WINDOW = 15  # passes of one size whose median counts: a pass that was interrupted does not
 REFIT_AFTER = 16  # observations of a `CostTable`
 REFIT_CURVE_AFTER = 4  # of a `CostCurve`
-LOOK_EVERY = 8  # steps of a settled size
+LOOK_EVERY = 8  # steps of a settled size, at most
 KNOTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows
 NOISE = 0.1**2  # of a step, as all variances here of the logarithm of seconds
 PACE_STEP = 0.03**2  # by which the pace wanders from one step to the next
@@ -60,8 +60,8 @@ class Costs(Protocol):
     def row_seconds(self) -> float:
         """What a row costs in a pass of many, which computes rather than waits for memory."""
 
-    def settled(self, rows: int) -> bool:
-        """Whether more is known of a pass of so many rows than what a few steps happened to take."""
+    def settled(self, rows: int, steps: float = TRUST) -> bool:
+        """Whether more is known of a pass of so many rows than what a few steps happened to take: that many showed."""
 
 
 def neighbours(rows: int) -> tuple[int, int]:
@@ -193,16 +193,17 @@ class CostCurve:
 
     def observe(self, rows: int, seconds: float) -> None:
         """The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in
-        a few does, since looking takes time, too."""
+        a few does, since looking takes time, too: the better they are known, the fewer."""
         seen = self._seen[rows] = self._seen.get(rows, 0) + 1
         if seen == 1:
             return
         self.changes += 1
         again, self._before = self._before == rows, rows
-        known = self.settled(rows)
-        if known and seen % LOOK_EVERY:
-            return
         near = self._near(rows)
+        weight = min(self._weight[knot] for knot, _ in near)
+        known = weight >= TRUST
+        if known and seen % min(LOOK_EVERY, int(weight / LOOK_EVERY)):
+            return
         self._pace.observe([(self._first + knot, share) for knot, share in near], seconds, known=known, again=again)
         self._stale += 1
         for knot, share in near:
@@ -278,8 +279,8 @@ class CostCurve:
             return self._fitted[-1] * floor_shape(rows) / floor_shape(KNOTS[-1])
         return sum(share * self._fitted[knot] for knot, share in self._near(rows))
 
-    def settled(self, rows: int) -> bool:
-        return all(self._weight[knot] >= TRUST for knot, _ in self._near(rows))
+    def settled(self, rows: int, steps: float = TRUST) -> bool:
+        return all(self._weight[knot] >= steps for knot, _ in self._near(rows))
 
     @staticmethod
     def _near(rows: int) -> list[tuple[int, float]]:
@@ -359,7 +360,7 @@ class CostTable:
         largest = self._sizes[-1] if self._sizes else 1
         return max(self.seconds(1) / 16, self.seconds(largest) / largest if largest > 16 else 0.0)
 
-    def settled(self, rows: int) -> bool:
+    def settled(self, rows: int, steps: float = TRUST) -> bool:
         return True
 
     def seconds(self, rows: int) -> float:

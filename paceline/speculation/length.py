@@ -15,7 +15,7 @@ from operator import mul
 
 from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance, Trust
 from paceline.speculation.allotment import admitted, best_lengths, likeliest, most_gain, slot_worths, survivals_of
-from paceline.speculation.cost_table import KNOTS, REFIT_AFTER, CostCurve, Costs, Pace, neighbours
+from paceline.speculation.cost_table import KNOTS, REFIT_AFTER, TRUST, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
 
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
@@ -37,7 +37,8 @@ MARGIN_REQUESTS = 7  # up to so many
 FRESH = 0.12  # that drafts are taken to bring when they are tried again after a rest
 LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less runs
 MOST_PATIENCE = 32  # times as long, if it was in vain before
-NEWCOMERS = 48  # blocks that are verified as far as it takes to know sizes that few steps have shown
+NEWCOMERS = 48  # steps with drafts that are made to see sizes which few steps have shown
+FEW = 3.0  # steps that have to have shown a size before a choice relies on it
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
 WHOLE_EVERY = 8  # choices of blocks, one of which has all slots
@@ -337,6 +338,13 @@ class DraftLengthPolicy:
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
         plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
+        if self.verify.known and not self.verify.settled(rows, FEW):
+            return self._decode_plainly(len(lengths))
+        if not self.confident and (unknown := self._unknown(rows, sum(map(len, survivals)), FEW)):
+            tried, expected = likeliest(survivals, unknown)
+            if lost(tried, expected) < now:
+                self._newcomers -= 1
+                return tried
         price = lost(plain, 0.0)  # of a plain step's time, it is what it lacks to the rate that was chosen
         far = price * (1.0 + UPSIDE) > UPSIDE * self.verify.seconds(rows)
         share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
@@ -344,11 +352,15 @@ class DraftLengthPolicy:
         price = max(PLAIN_STEPS * price, LEAST_PRICE * now)
         if price <= self._plain_curiosity:
             self._plain_curiosity -= price
-            self._plain_steps, self._kept = PLAIN_STEPS - 1, None
-            return plain
+            return self._decode_plainly(len(lengths))
         if self.whole and not all(found):
             return lengths
         return self._another_size(survivals, lengths, rows, now, lost)
+
+    def _decode_plainly(self, requests: int) -> list[int]:
+        """In this step and the next ones."""
+        self._plain_steps, self._kept = PLAIN_STEPS - 1, None
+        return [0] * requests
 
     def _another_size(
         self,
@@ -489,16 +501,17 @@ class DraftLengthPolicy:
         def lost(tried: Sequence[int], expected: float) -> float:
             return paid + self.verify.seconds(rows + sum(tried)) - (rows + expected) * now / planned
 
-        unknown = self._unknown(rows, sum(map(len, survivals))) if self._newcomers else 0
+        unknown = self._unknown(rows, sum(map(len, survivals)), TRUST)
         if unknown:
             self._newcomers -= 1
             return likeliest(survivals, unknown)[0]
         return self._another_size(survivals, lengths, rows, now, lost)
 
-    def _unknown(self, rows: int, most: int) -> int:
-        """So many drafts, at most `most`, as make the smallest size beyond `rows` that few steps have shown: one that a
-        slow first step made look dear is not chosen again, and so never known better. 0: there is none."""
-        return next((k - rows for k in KNOTS if rows < k <= rows + most and not self.verify.settled(k)), 0)
+    def _unknown(self, rows: int, most: int, steps: float) -> int:
+        """So many drafts, at most `most`, as make the smallest size beyond `rows` that fewer steps have shown: one that
+        a slow first step made look dear is not chosen again, and so never known better. 0: there is none."""
+        sizes = [k for k in KNOTS if rows < k <= rows + most] if self._newcomers else []
+        return next((k - rows for k in sizes if not self.verify.settled(k, steps)), 0)
 
     def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
         plain = self.verify.seconds(rows)

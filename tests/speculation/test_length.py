@@ -403,6 +403,33 @@ def test_costs_that_were_learned_in_a_bad_moment_are_found_out(wrong: dict[int, 
     assert tokens / spent > 0.97 * max(rate(length) for length in range(8))
 
 
+@pytest.mark.parametrize("row", [0.02, 0.3, 0.45, 0.8])
+@pytest.mark.parametrize("kept", [0.4, 0.7])
+def test_costs_of_which_nothing_is_known_are_known_soon(row: float, kept: float) -> None:
+    """row: seconds of one, in passes of one row. Within 400 steps, the first ones and what they try included."""
+    draw, policy, spent, tokens = random.Random(4), DraftLengthPolicy(), 0.0, 0.0
+    for _ in range(300):
+        policy.observe(0, 7, next((j for j in range(7) if draw.random() > kept), 7))
+    survival = [kept**j for j in range(1, 8)]
+
+    def step(length: int) -> tuple[float, float]:
+        return 1.0 + row * length, (0.2 + 0.012 * length if length else 0.0)
+
+    for _ in range(400):
+        if not policy.worthwhile:
+            policy.reconsider(1)
+        (length,) = policy.choose([1], [7])
+        verify, draft = step(length)
+        policy.observe_step(1 + length, length, verify * draw.uniform(0.95, 1.1))
+        if length:
+            policy.observe_draft(1 + length, 1, draft * draw.uniform(0.95, 1.1))
+            policy.observe(1, length, next((j for j in range(length) if draw.random() > kept), length))
+        spent += verify + draft
+        tokens += 1.0 + sum(survival[:length])
+    best = max((1.0 + sum(survival[:length])) / sum(step(length)) for length in range(8))
+    assert tokens / spent > 0.93 * best
+
+
 def test_bad_experience_fades() -> None:
     """Requests that drafted badly are not held against others for ever."""
     policy = hopeless()
