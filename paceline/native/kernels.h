@@ -48,8 +48,9 @@ struct GemmArgs {
   const float* bias;  // [n] or null
   float* out;         // [rows, ldo]
   size_t ldo;
-  void* act_out;  // gated epilogues
+  void* act_out;  // gated epilogues: of row `act_row`, column `act_column`
   size_t ld_act;
+  int act_row, act_column;
   Act act;
 };
 

@@ -176,7 +176,8 @@ void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, i
           up = S::add(up, load_part(g.bias + g.n + col + v * 16, left));
         }
         const V y = S::mul(g.epilogue == Epilogue::kSwiGLU ? silu_v(gate) : gelu_tanh_v(gate), up);
-        store_act_part(g.act_out, size_t(row + r) * g.ld_act + col + v * 16, g.act, y, left);
+        store_act_part(g.act_out, size_t(row + r - g.act_row) * g.ld_act + size_t(col + v * 16 - g.act_column), g.act,
+                       y, left);
       }
     return;
   }

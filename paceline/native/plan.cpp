@@ -57,7 +57,12 @@ int Plan::add_buffer(BufferKind kind, int width) {
   if (width < 1) throw std::invalid_argument("buffer width must be positive");
   Buffer b{kind, width, round_up(size_t(width), 32), nullptr};
   if (kind == BufferKind::kF32) b.memory = std::make_unique<Region>(b.stride * max_rows_ * 4);
-  if (kind == BufferKind::kAct) b.memory = std::make_unique<Region>(b.stride * max_rows_ * act_item());
+  if (kind == BufferKind::kAct) {
+    // the last tile of a pass may have fewer rows, but its records lie as far apart as those of the others
+    const size_t records = size_t(quant_groups(width)) * sizeof(QuantGroup) * size_t(max_rows_ + kMaxQuantRows);
+    b.memory = std::make_unique<Region>(std::max(b.stride * max_rows_ * act_item(), records));
+    b.records = true;  // until an operation needs it otherwise
+  }
   buffers_.push_back(std::move(b));
   return int(buffers_.size()) - 1;
 }
@@ -188,6 +193,25 @@ void Plan::add(Op op) {
   }
   op_tiles_.push_back(tiles);
   ops_.push_back(op);
+  note_records(op);
+}
+
+void Plan::note_records(const Op& op) {
+  const bool product = op.kind == Op::kLinear && op.w->quant != Quant::kNone && !op.selected;
+  const auto exclude = [&](int id) {
+    if (id >= 0) buffers_[size_t(id)].records = false;
+  };
+  if (!product || op.convert) exclude(op.in);
+  const int width = op.out < 0 ? 0 : buffers_[size_t(op.out)].width;
+  const bool whole_groups = op.kind == Op::kAttention && op.head_dim % kGroup == 0 && op.heads * op.head_dim == width;
+  if (!(product && op.w->gated && op.w->n == width) && !whole_groups) exclude(op.out);
+}
+
+// Where the records of `row` begin, or those of a group in it; `tile_rows` further comes the next group.
+QuantGroup* Plan::record_of(const Buffer& buffer, int row, int group, int tile_rows) const {
+  const int first = row / tile_rows * tile_rows;
+  return reinterpret_cast<QuantGroup*>(buffer.memory->data()) + size_t(first) * size_t(quant_groups(buffer.width)) +
+         size_t(group) * size_t(tile_rows) + size_t(row - first);
 }
 
 size_t Plan::scratch_bytes() const {
@@ -631,13 +655,31 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
   a.ld_out = buffers_[op.out].stride;
   const size_t state = size_t(kStateHead + padded(op.head_dim));
   alignas(64) float local[kMaxQueryTile * (kStateHead + kMaxHeadDim)];
+  // What the states of a tile come to: rows, or their records. Neighbouring heads of a row are quantised together.
+  const Buffer& out = buffers_[op.out];
+  const int tile_rows = quant_kernels_.tile_rows(b.rows);
+  const auto finish = [&](const QueryTile& tile) {
+    if (!out.records) {
+      for (int j = 0; j < tile.count; ++j) kernels_.finish(a, local + j * state, tile.row[j], tile.head[j]);
+      return;
+    }
+    alignas(64) float values[kMaxQueryTile * kMaxHeadDim];
+    AttentionArgs here = a;
+    here.out = values;
+    for (int j = 0, end; j < tile.count; j = end) {
+      for (end = j; end < tile.count && tile.row[end] == tile.row[j]; ++end)
+        kernels_.finish(here, local + end * state, 0, end - j);
+      quant_kernels_.quantise(values, act_ == Act::kBF16, (end - j) * op.head_dim,
+                              record_of(out, tile.row[j], tile.head[j] * op.head_dim / kGroup, tile_rows),
+                              size_t(tile_rows));
+    }
+  };
   if (!t.by_partition) {
     const auto work = [&](int i) {
       const Tiles::Item& item = t.items[i];
       kernels_.attend(a, item.tile, b.tables + size_t(item.sequence) * b.table_width, item.first_part, item.last_part,
                       local);
-      for (int j = 0; j < item.tile.count; ++j)
-        kernels_.finish(a, local + j * state, item.tile.row[j], item.tile.head[j]);
+      finish(item.tile);
     };
     const int n = int(t.items.size()), threads = pool_->size();
     if (n <= 16 * threads) {  // few and alike: neighbouring heads to one thread, which computed their queries
@@ -666,11 +708,12 @@ void Plan::attention(const Op& op, const Batch& b, KVCache* cache, int tid, std:
     const Tiles::Item& item = t.items[i];
     const float* from = partials_.data() + item.partial;
     for (int j = 0; j < item.tile.count; ++j) {
-      local[0] = -INFINITY;  // empty: the first partial replaces it
+      local[j * state] = -INFINITY;  // empty: the first partial replaces it
       for (int part = item.first_part; part < item.last_part; ++part)
-        kernels_.merge(local, from + state * (size_t(item.tile.count) * (part - item.first_part) + j), op.head_dim);
-      kernels_.finish(a, local, item.tile.row[j], item.tile.head[j]);
+        kernels_.merge(local + j * state, from + state * (size_t(item.tile.count) * (part - item.first_part) + j),
+                       op.head_dim);
     }
+    finish(item.tile);
   }
 }
 

@@ -96,8 +96,10 @@ struct Batch {
 
 constexpr int kPrivateRows = 16;  // up to here every thread norms all rows itself, which is cheaper than a barrier
 
-// plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`.
-void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows);
+// plan_quant.cpp: the product of one quantised weight with quantised rows, laid out in tiles of `tile_rows`. A gated
+// one that gets `records` writes its result there, quantised, in tiles alike.
+void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows,
+                QuantGroup* records = nullptr);
 
 // Keys and values that attention begins with, asked for while a thread still rotates heads: a few lines at each step.
 struct KeysAhead {
@@ -136,16 +138,22 @@ class Plan {
     int width;
     size_t stride;  // elements
     std::unique_ptr<Region> memory;
+    // Of kAct: whoever writes the rows quantises them, since quantised products alone read them. They are kept as
+    // records (quant.h) only, in tiles as the product of all rows of a pass reads them.
+    bool records = false;
   };
   struct Tiles;  // how the query vectors of a batch are cut into tiles, per attention geometry
 
+  void note_records(const Op& op);
+  QuantGroup* record_of(const Buffer& buffer, int row, int group, int tile_rows) const;
   void check(const Batch& batch, const KVCache* cache) const;
   static void check_branches(const Batch& batch, const KVCache* cache);
   void write_branches(const Op& op, const Batch& batch, KVCache* cache, const QkvPostArgs& args, Range heads) const;
   void step(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);
   void linear(const Op& op, const Batch& batch, int tid);
-  void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp
-  void add_delta(const Op& op) const;                            // plan_delta.cpp, these three
+  void quant_linear(const Op& op, const Batch& batch, int tid);  // plan_quant.cpp, these two
+  const QuantGroup* quantised_rows(const Op& op, const Batch& batch, int rows, int tile_rows, int tid);
+  void add_delta(const Op& op) const;  // plan_delta.cpp, these three
   void check_delta(const Batch& batch) const;
   void delta(const Op& op, const Batch& batch, int tid);
   void attention(const Op& op, const Batch& batch, KVCache* cache, int tid, std::atomic<int>* counter);

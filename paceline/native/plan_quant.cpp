@@ -1,5 +1,6 @@
 // Products with quantised weights: rows are quantised, multiplied panel by panel, and handed to the path's epilogues.
 #include <algorithm>
+#include <iterator>
 #include <memory>
 
 #include "plan.h"
@@ -22,7 +23,8 @@ int8_t* spread_memory(size_t bytes) {
 
 // Panels [panel_begin, panel_end) for all rows, in pairs (a gated result needs both). Several tiles of rows find a pair
 // in the cache. Meanwhile the next pair, or the first one of the next product, is asked for, evenly over all passes.
-void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows) {
+void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed& w, const GemmArgs& g, int tile_rows,
+                QuantGroup* records) {
   const auto* weights = static_cast<const uint8_t*>(g.w);
   const size_t panel_bytes = w.panel_bytes();
   const int tiles = (g.rows + tile_rows - 1) / tile_rows;
@@ -32,6 +34,10 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
   const size_t spread_bytes = size_t(quant_groups(w.k)) * 2 * kSpreadGroup;
   int8_t* spread_panels = wide ? spread_memory(2 * spread_bytes) : nullptr;
   float tmp[kMaxQuantRows * 64];
+  float activated[kMaxQuantRows * kGroup];  // of a pair of panels, one group
+  GemmArgs group = g;
+  group.act_out = activated;
+  group.ld_act = kGroup;
   QuantTile t{};
   t.groups = quant_groups(w.k);
   t.lines = int((quant_group_bytes(w.quant) / 64 + size_t(passes) - 1) / size_t(passes));
@@ -60,10 +66,51 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
           quant.tile(w.quant, t);
         }
       }
-      if (!straight) kernels.epilogue(g, tmp, r0, t.rows, p, panels);
+      if (records) {  // rows of the group lie together, as their records do
+        group.act_row = r0;
+        group.act_column = p / 2 * kGroup;
+        if (group.act_column + kGroup > g.n)
+          std::fill(std::begin(activated), std::end(activated), 0.0f);  // its padding
+        kernels.epilogue(group, tmp, r0, t.rows, p, panels);
+        quant.quantise(activated, g.act == Act::kBF16, t.rows * kGroup,
+                       records + size_t(r0) * size_t(quant_groups(g.n)) + size_t(p / 2) * size_t(tile_rows), 1);
+      } else if (!straight) {
+        kernels.epilogue(g, tmp, r0, t.rows, p, panels);
+      }
     }
   }
   if (wide) quant.wide_end();
+}
+
+// The rows of a product as records, for this thread to read: as whoever wrote them has left them, or quantised here.
+const QuantGroup* Plan::quantised_rows(const Op& op, const Batch& b, int rows, int tile_rows, int tid) {
+  const Buffer& in = buffers_[op.in];
+  if (in.records) return record_of(in, 0, 0, tile_rows);
+  const int k = op.w->k;
+  const size_t groups = size_t(quant_groups(k));
+  const bool own = rows <= kPrivateRows && (rows == 1 || size_t(rows) * size_t(k) <= kPrivateValues);
+  const size_t private_bytes = kPrivateRows * quant_groups_ * sizeof(QuantGroup);
+  auto* records =
+      reinterpret_cast<QuantGroup*>(own ? quant_private_->data() + size_t(tid) * private_bytes : quant_shared_->data());
+  float* row = reinterpret_cast<float*>(quant_row_->data()) + size_t(tid) * quant_groups_ * kGroup;
+  const Range mine = own ? Range{0, rows} : share(rows, tid, pool_->size());
+  size_t ld = 0;
+  const float* x = op.convert ? f32(op.in, b, &ld) : nullptr;
+  for (int r = mine.begin; r < mine.end; ++r) {
+    const int from = op.selected ? b.select[r] : r;
+    QuantGroup* to = records + size_t(r / tile_rows * tile_rows) * groups + size_t(r % tile_rows);
+    if (!op.convert) {
+      quant_kernels_.quantise(in.memory->data() + size_t(from) * in.stride * act_item(), act_ == Act::kBF16, k, to,
+                              size_t(tile_rows));
+    } else if (op.norm) {
+      kernels_.norm_rows(x + size_t(from) * ld, ld, k, op.norm, op.eps, row, 0, Act::kF32, 0, 1);
+      quant_kernels_.quantise(row, false, k, to, size_t(tile_rows));
+    } else {
+      quant_kernels_.quantise(x + size_t(from) * ld, false, k, to, size_t(tile_rows));
+    }
+  }
+  if (!own) pool_->barrier();
+  return records;
 }
 
 void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
@@ -71,44 +118,22 @@ void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
   const int rows = op.selected ? b.selected : b.rows;
   if (rows == 0) return;
   const Packed& w = *op.w;
-  const size_t groups = size_t(quant_groups(w.k));
   const int tile_rows = quant_kernels_.tile_rows(rows);
 
-  const bool own = rows <= kPrivateRows && (rows == 1 || size_t(rows) * size_t(w.k) <= kPrivateValues);
-  auto* records = reinterpret_cast<QuantGroup*>(own ? quant_private_->data() + size_t(tid) * kPrivateRows *
-                                                                                   quant_groups_ * sizeof(QuantGroup)
-                                                    : quant_shared_->data());
-  float* row = reinterpret_cast<float*>(quant_row_->data()) + size_t(tid) * quant_groups_ * kGroup;
-  const Range mine = own ? Range{0, rows} : share(rows, tid, threads);
-  size_t ld = 0;
-  const float* x = op.convert ? f32(op.in, b, &ld) : nullptr;
-  for (int r = mine.begin; r < mine.end; ++r) {
-    const int from = op.selected ? b.select[r] : r;
-    QuantGroup* to = records + size_t(r / tile_rows * tile_rows) * groups + size_t(r % tile_rows);
-    if (!op.convert) {
-      const Buffer& in = buffers_[op.in];
-      quant_kernels_.quantise(in.memory->data() + size_t(from) * in.stride * act_item(), act_ == Act::kBF16, w.k, to,
-                              size_t(tile_rows));
-    } else if (op.norm) {
-      kernels_.norm_rows(x + size_t(from) * ld, ld, w.k, op.norm, op.eps, row, 0, Act::kF32, 0, 1);
-      quant_kernels_.quantise(row, false, w.k, to, size_t(tile_rows));
-    } else {
-      quant_kernels_.quantise(x + size_t(from) * ld, false, w.k, to, size_t(tile_rows));
-    }
-  }
-  if (!own) pool_->barrier();
-
   GemmArgs g{};
+  g.a = quantised_rows(op, b, rows, tile_rows, tid);
   g.rows = rows;
   g.n = w.n;
-  g.a = records;
   g.w = w.data;
   g.epilogue = op.epilogue;
   g.bias = op.bias;
   g.act = act_;
+  QuantGroup* records = nullptr;
   if (w.gated) {
-    g.act_out = buffers_[op.out].memory->data();
-    g.ld_act = buffers_[op.out].stride;
+    const Buffer& out = buffers_[op.out];
+    if (out.records) records = record_of(out, 0, 0, tile_rows);
+    g.act_out = out.memory->data();
+    g.ld_act = out.stride;
   } else {
     g.out = f32(op.out, b, &g.ldo);
   }
@@ -124,7 +149,7 @@ void Plan::quant_linear(const Op& op, const Batch& b, int tid) {
     break;
   }
   if (!g.next) g.next = w.data;
-  quant_gemm(kernels_, quant_kernels_, w, g, tile_rows);
+  quant_gemm(kernels_, quant_kernels_, w, g, tile_rows, records);
 }
 
 }  // namespace paceline

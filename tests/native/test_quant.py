@@ -166,6 +166,36 @@ def test_gated_product_feeds_the_next(isa, name, f32):
     assert np.abs(got - want).max() <= 0.02 * np.abs(want).max()
 
 
+@every_path
+@every_format
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_rows_that_are_written_as_records_keep_every_bit(isa, name, threads):
+    """A gated product writes records for a quantised one, but values where another one reads them as well."""
+    k, n, most = 48, 150, 30  # the last group is padded
+    gate, up, down = (ref.stored(name, normal(s, *shape)) for s, shape in ((2, (n, k)), (3, (n, k)), (4, (k, n))))
+    gate_up, down_weight = ref.pack(name, gate, up, k=k, gated=True), ref.pack(name, down, k=n)
+    path = Path(isa, False, threads)
+    values = path.pack(normal(5, 8, n))
+    plans = []
+    for read_as_values in (False, True):
+        plan = path.plan()
+        act = buffer(plan, "ACT", n)
+        plan.linear(buffer(plan, "INPUT", k), act, gate_up, convert=True, epilogue=epilogue("SWIGLU"))
+        if read_as_values:
+            plan.linear(act, buffer(plan, "F32", 8), values)
+        out = buffer(plan, "F32", k)
+        plan.linear(act, out, down_weight)
+        plan.copy(out, buffer(plan, "TAPS", k), k)
+        plans.append(plan)
+    for rows in range(1, most + 1):
+        x, taps = normal(1, most, k)[:rows], np.full((2, rows, k), np.nan, np.float32)
+        for plan, out in zip(plans, taps, strict=True):
+            starts = np.array([0, rows], np.int32)
+            plan.forward(None, np.arange(rows, dtype=np.int32), starts, input=x, taps=out)
+        assert np.isfinite(taps).all()
+        assert same_bits(taps[0], taps[1]), f"{rows} rows"
+
+
 @every_format
 def test_rows_come_back_and_views_share_them(name):
     n, k = 130, 50
