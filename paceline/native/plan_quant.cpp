@@ -9,8 +9,13 @@ namespace paceline {
 namespace {
 
 constexpr size_t kPrefetchBytes = 8192;
-constexpr size_t kPrivateValues = 8192;  // quantising more than these in every thread costs more than a barrier
+constexpr size_t kPrivateValues = 6144;  // quantising more than these in every thread costs more than a barrier
 constexpr int kWholePanelRows = 6;       // up to here a tile walks over both halves of a panel at once
+
+// A row, a part of which other cores have written: on its way while the one before is at work.
+void ask_row(const float* x, int width) {
+  for (int i = 0; i < width; i += 16) __builtin_prefetch(x + i);
+}
 
 // This thread's own, on whole lines: two panels of the widest product so far.
 int8_t* spread_memory(size_t bytes) {
@@ -58,9 +63,9 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
         t.w = weights + size_t(p + i) * panel_bytes;
         t.next = t.near ? t.w + kPrefetchBytes : follow + size_t(i) * panel_bytes + size_t(r0 / tile_rows) * pass_bytes;
         t.out = to + i * kPanel;
+        t.fresh = r0 == 0;
         if (wide) {
           t.spread = spread_panels + (tiles > 1 ? size_t(i) * spread_bytes : 0);  // read once, it stays nearest
-          t.fresh = r0 == 0;
           quant.wide_tile(w.quant, t);
         } else {
           quant.tile(w.quant, t);
@@ -98,6 +103,7 @@ const QuantGroup* Plan::quantised_rows(const Op& op, const Batch& b, int rows, i
   const float* x = op.convert ? f32(op.in, b, &ld) : nullptr;
   for (int r = mine.begin; r < mine.end; ++r) {
     const int from = op.selected ? b.select[r] : r;
+    if (x && r + 1 < mine.end) ask_row(x + size_t(op.selected ? b.select[r + 1] : r + 1) * ld, k);
     QuantGroup* to = records + size_t(r / tile_rows * tile_rows) * groups + size_t(r % tile_rows);
     if (!op.convert) {
       quant_kernels_.quantise(in.memory->data() + size_t(from) * in.stride * act_item(), act_ == Act::kBF16, k, to,

@@ -65,8 +65,8 @@ struct QuantTile {
   int rows;          // 1 .. kQuantRows, or kMaxQuantRows for wide_tile
   const uint8_t* w;  // one panel
   int groups;
+  bool fresh;      // the first tile of rows to read this panel
   int8_t* spread;  // for wide_tile: this panel as signed bytes, [two halves][groups][8 lines]; to be filled if `fresh`
-  bool fresh;
   const uint8_t* next;  // what to ask memory for meanwhile: `lines` per group and pass over the groups, on from here
   int lines;
   bool near;   // into the first-level cache: it is read soon

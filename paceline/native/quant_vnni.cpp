@@ -24,6 +24,10 @@ inline void dot(__m512i& sum, __m512i weights, const int8_t* q) {
 
 inline __m512 halves(const uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
+// A tile that reads weights first asks for its own lines so many groups ahead, too: from the second-level cache, into
+// which they were asked for a pair of panels earlier, or from wherever they are by then.
+constexpr size_t kOwnGroups = 4;
+
 // Step `step` of `kSteps` in a group asks for its part of at most kLines lines: unrolled, since a loop of one or two
 // rounds between the products costs more than what it asks for.
 template <bool kNear, int kLines, int kSteps>
@@ -57,6 +61,11 @@ inline void tile_t(const QuantTile& t, int first) {
   const uint8_t* w = t.w + paceline::quant_header_bytes(F);
   const uint8_t* scales = w + 2 * kHalf + first * 32;
   w += size_t(first) * kHalf;
+  const size_t own = t.fresh ? kOwnGroups * kBytes : 0;  // later tiles: a line at hand
+  const auto line = [&](const uint8_t* at) {
+    if (MR > 2) _mm_prefetch((const char*)at + own, _MM_HINT_T0);  // fewer rows keep up with memory without it
+    return _mm512_loadu_si512(at);
+  };
   const uint8_t* next = t.next + (NV == 1 ? size_t(first) * size_t(t.groups) * size_t(t.lines) * 64 : 0);
   for (int g = 0; g < t.groups; ++g, a += t.stride, w += kBytes, scales += kBytes) {
     __m512i sum[MR][NV];
@@ -73,7 +82,7 @@ inline void tile_t(const QuantTile& t, int first) {
         ask<kNear, kLines, kSteps>(t, next, j);
         __m512i x[NV];
 #pragma GCC unroll 2
-        for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
+        for (int v = 0; v < NV; ++v) x[v] = line(w + v * kHalf + j * 64);
 #pragma GCC unroll 12
         for (int r = 0; r < MR; ++r)
 #pragma GCC unroll 2
@@ -86,7 +95,7 @@ inline void tile_t(const QuantTile& t, int first) {
         ask<kNear, kLines, kSteps>(t, next, j);
         __m512i x[NV];
 #pragma GCC unroll 2
-        for (int v = 0; v < NV; ++v) x[v] = _mm512_loadu_si512(w + v * kHalf + j * 64);
+        for (int v = 0; v < NV; ++v) x[v] = line(w + v * kHalf + j * 64);
 #pragma GCC unroll 2
         for (int v = 0; v < NV; ++v) {
           const __m512i low = _mm512_and_si512(x[v], mask);
