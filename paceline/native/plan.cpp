@@ -328,13 +328,15 @@ void Plan::plan_attention(const Batch& b) {
     for (int s = 0; s < b.sequences; ++s) {
       const int r0 = b.starts[s], r1 = b.starts[s + 1], end = b.positions[r1 - 1];
       const int vectors = (r1 - r0) * t.group;
-      // as few tiles as the threads can share evenly
-      const int most_tiles = (vectors + kernels_.query_tile - 1) / kernels_.query_tile;
-      int count = (vectors + kMaxQueryTile - 1) / kMaxQueryTile;
-      while (count * t.kv_heads % threads && count < most_tiles) ++count;
+      // as few tiles as the threads can share evenly, of whole pieces that the kernel works on at a time
+      const int piece = kernels_.query_tile, pieces = (vectors + piece - 1) / piece,
+                most_pieces = kMaxQueryTile / piece;
+      int count = (pieces + most_pieces - 1) / most_pieces;
+      while (count * t.kv_heads % threads && count < pieces) ++count;
       for (int kv = 0; kv < t.kv_heads; ++kv)
         for (int i = 0; i < count; ++i) {
-          const Range v = share(vectors, i, count);
+          const Range whole = share(pieces, i, count);
+          const Range v = {whole.begin * piece, std::min(whole.end * piece, vectors)};
           Tiles::Item item;
           item.sequence = s;
           item.tile.count = v.end - v.begin;
