@@ -51,6 +51,7 @@ class ArmPolicy(DraftLengthPolicy):
     def __init__(self) -> None:
         super().__init__()
         self.verify, self.draft = _OwnTable(), _OwnTable()
+        self._warming_up = 0
 
     def observe_draft(self, rows: int, context_rows: int, seconds: float) -> None:
         """Context that waited counts: with drafts of fixed length it is what it will be in every run."""

@@ -39,6 +39,7 @@ LOOK_AGAIN_EVERY = 32  # steps until that is reconsidered, sooner if much less r
 MOST_PATIENCE = 32  # times as long, if it was in vain before
 NEWCOMERS = 48  # steps with drafts that are made to see sizes which few steps have shown
 FEW = 3.0  # steps that have to have shown a size before a choice relies on it
+WARM_UP = 16  # steps of a process that tell nothing of costs: memory is touched, caches fill, a core's clock rises
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
 WHOLE_EVERY = 8  # choices of blocks, one of which has all slots
@@ -112,6 +113,7 @@ class DraftLengthPolicy:
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
+        self._warming_up = WARM_UP
         self._worths: list[float] = []  # seconds that each slot of a block saves, on average
         self._since_whole = 0  # choices
         self._usual = MOST_SLOTS  # of a block of late
@@ -175,6 +177,9 @@ class DraftLengthPolicy:
         """What a step with so many drafts in its rows took beside making them. The first plain steps behind one with
         drafts do not count: what they need may have been pushed out of the caches by what drafts need, so that they
         tell of neither way of decoding."""
+        if self._warming_up:
+            self._warming_up -= 1
+            return
         self._plain_run = 0 if drafts else self._plain_run + 1
         if drafts or self._plain_run > SETTLED_AFTER:
             self.verify.observe(rows, seconds)
@@ -182,7 +187,7 @@ class DraftLengthPolicy:
     def observe_draft(self, rows: int, context_rows: int, seconds: float) -> None:
         """What a drafter took for so many rows (drafts and one more for each request), and for writing so many of its
         context before: more of these wait after plain steps, which is not what drafts cost."""
-        if context_rows <= rows:
+        if context_rows <= rows and not self._warming_up:
             self.draft.observe(rows, seconds)
 
     def saved(self, rows: int, limit: int) -> float:
@@ -402,9 +407,13 @@ class DraftLengthPolicy:
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
         """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""
-        if self.draft.known:
-            return self.draft.seconds(min(requests, tokens) + tokens)
-        return DRAFT_SHARE * self.verify.seconds(1)
+        usual = DRAFT_SHARE * self.verify.seconds(1)
+        if not self.draft.known:
+            return usual
+        rows = min(requests, tokens) + tokens
+        seconds = self.draft.seconds(rows)
+        # a drafter that few drafts made look dear would rest, and never be known better
+        return seconds if self.draft.settled(rows, FEW) else min(seconds, usual)
 
     def _hope(self, limits: Sequence[int], rows: int) -> tuple[list[int], float]:
         """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better, and how

@@ -22,6 +22,7 @@ from paceline.speculation.length import (
     KEEP,
     LIKE,
     PROBE_SHARE,
+    WARM_UP,
     DraftLengthPolicy,
 )
 
@@ -428,6 +429,26 @@ def test_costs_of_which_nothing_is_known_are_known_soon(row: float, kept: float)
         tokens += 1.0 + sum(survival[:length])
     best = max((1.0 + sum(survival[:length])) / sum(step(length)) for length in range(8))
     assert tokens / spent > 0.93 * best
+
+
+@pytest.mark.parametrize("slow", [3.0, 30.0])
+def test_a_slow_start_puts_no_drafter_to_rest(slow: float) -> None:
+    """The first steps of a process, and the first drafts: they are slow for reasons that pass."""
+    draw = random.Random(3)
+    policy = DraftLengthPolicy()
+    drafts = 0
+    for step in range(400):
+        (length,) = policy.choose([1], [7])
+        early = slow if step < WARM_UP or (length and drafts < 2) else 1.0
+        drafts += bool(length)
+        if length:
+            policy.observe_draft(1 + length, 1, 0.2 * early * draw.uniform(0.95, 1.1))
+            accepted = next((n for n in range(length) if draw.random() > 0.7), length)
+            policy.observe(1, length, accepted)
+        policy.observe_step(1 + length, length, (1.0 + 0.1 * length) * (slow if step < WARM_UP else 1.0))
+        assert policy.worthwhile
+    assert policy.draft.seconds(4) < 0.4 and policy.verify.seconds(4) < 1.6
+    assert drafts > 300
 
 
 def test_bad_experience_fades() -> None:
