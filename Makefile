@@ -37,7 +37,7 @@ model: setup ## fetch the demo's model (98 MB, once)
 test: setup $(STAMPS)/test ## run the tests (under 10 minutes)
 	$(BIN)/python -m pytest -m "not slow"
 
-# Kernel tests run every path by themselves; these show the whole engine on each. The best path runs every test.
+# Kernel tests run every path by themselves; these show the whole engine on each. The default path runs every test.
 PATHS := portable avx2 avx512 avx512_bf16
 PATH_TESTS := tests/golden tests/sampling $(patsubst %,tests/engine/test_%.py,dflash drafters families hybrid \
   int8_cache lossless mtp quantised recurrent trees)
@@ -47,7 +47,7 @@ test-full: setup $(STAMPS)/full ## run every test: references, fuzzing, each ins
 	  export PACELINE_ISA=$$isa; \
 	  $(BIN)/python -c 'from paceline.runtime import choose_isa; choose_isa("")' 2>/dev/null \
 	    || { echo "$$isa: not on this processor, skipped"; continue; }; \
-	  [ "$$($(BIN)/python -c 'from paceline import _native; print(_native.best_isa())')" != "$$isa" ] || continue; \
+	  [ "$$($(BIN)/python -c 'from paceline import _native; print(_native.default_isa())')" != "$$isa" ] || continue; \
 	  echo "$$isa:"; $(BIN)/python -m pytest -q -m "not slow" $(PATH_TESTS); \
 	done
 	$(BIN)/python -m pytest
