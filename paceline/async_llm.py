@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 import weakref
@@ -38,7 +39,7 @@ class RequestStream:
     """
 
     def __init__(self, owner: AsyncLLM, request_id: str, request: Request, last_only: bool) -> None:
-        self.request_id = request_id
+        self.request_id = request.request_id = request_id
         self.prompt_token_ids = request.ids
         self.seeds = [choice.state.seed for choice in request.choices]
         self.size = len(request.choices)
@@ -156,6 +157,8 @@ class AsyncLLM:
     """
 
     def __init__(self, llm: LLM, *, max_waiting: int = DEFAULT_MAX_WAITING) -> None:
+        if isinstance(llm, str | os.PathLike):
+            raise ConfigError(f"llm: {os.fspath(llm)!r} is not open yet; pass LLM({os.fspath(llm)!r})")
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 0:
             raise ConfigError(f"max_waiting: {max_waiting!r} must be a whole number of 0 or more")
         self.llm = llm

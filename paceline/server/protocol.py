@@ -249,6 +249,8 @@ class CompletionRequest(FormattedRequest):
         super().check()
         if self.echo and self.logprobs is not None and self.stream:
             raise bad("echo", True, "with logprobs is not served with stream=true; leave one of them out")
+        if self.max_tokens == 0 and not self.echo:
+            raise bad("max_tokens", 0, "use 1 or more, or add echo=true for the prompt alone")
         if self.prompt_only and self.stream:
             raise bad("max_tokens", 0, "is not served with stream=true; leave one of them out")
         if self.prompt_only and self.min_tokens:

@@ -213,6 +213,22 @@ def test_abort_by_id_ends_the_stream_with_what_there_is(world):
     run(main())
 
 
+def test_outputs_have_the_name_of_their_request(world):
+    async def main() -> None:
+        async with opened(world) as engine:
+            for name in ("mine", "mine too"):
+                assert (await engine.complete([1, 2, 3], PARAMS, request_id=name)).request_id == name
+            assert (await engine.complete([1, 2, 3], PARAMS)).request_id.startswith("request-")
+
+    run(main())
+
+
+def test_a_name_is_no_model_that_is_open(tmp_path):
+    for name in ("smollm2-135m", tmp_path):
+        with pytest.raises(ConfigError, match=r"llm: .* pass LLM"):
+            AsyncLLM(name)
+
+
 def test_pieces_that_are_joined_with_the_end_keep_their_logprobs(world, monkeypatch):
     """What ends an aborted choice adds no token, and so no log-probability."""
     monkeypatch.setattr("paceline.async_llm.MERGE_FROM", 1)

@@ -89,6 +89,8 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (CHAT, {"n": 1025}, "n"),
         (CHAT, {"n": 1000}, "n"),
         (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (PLAIN, {"max_tokens": 0}, "max_tokens"),
+        (PLAIN, {"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
         (CHAT, {"max_tokens": 1.5}, "max_tokens"),
         (CHAT, {"max_completion_tokens": -3}, "max_tokens"),
         (CHAT, {"seed": -1}, "seed"),
