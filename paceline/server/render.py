@@ -193,15 +193,17 @@ def meta_info(output: RequestOutput) -> dict[str, Any]:
 
 
 def timings(output: RequestOutput) -> dict[str, Any]:
-    """llama-server's `timings`."""
+    """llama-server's `timings`; `prompt_n` counts what the prefix cache did not have."""
     m: RequestMetrics = output.metrics
-    prompt, made = len(output.prompt_token_ids), sum(len(c.token_ids) for c in output.outputs)
+    cached, made = output.num_cached_tokens, sum(len(c.token_ids) for c in output.outputs)
+    prompt = len(output.prompt_token_ids) - cached
     prompt_ms, made_ms = 1e3 * max(0.0, m.time_to_first_token_s - m.queue_time_s), 1e3 * m.generation_time_s
 
     def rate(count: int, ms: float) -> float | None:
         return 1e3 * count / ms if ms > 0 else None
 
     return {
+        "cache_n": cached,
         "prompt_n": prompt,
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": prompt_ms / prompt,

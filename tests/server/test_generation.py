@@ -138,6 +138,12 @@ def test_extras_of_other_servers(server, spec):
         stats["num_draft_tokens"],
         stats["num_accepted_draft_tokens"],
     )
+    prompt = {"messages": [{"role": "user", "content": "ab ha " * 20}], "max_tokens": 2}
+    for answer in (server.ok(CHAT, **prompt), server.ok(CHAT, **prompt)):  # the second one's prompt is known
+        timings, usage = answer["timings"], answer["usage"]
+        assert timings["cache_n"] == usage["prompt_tokens_details"]["cached_tokens"]
+        assert timings["cache_n"] + timings["prompt_n"] == usage["prompt_tokens"]
+    assert timings["cache_n"] > 0
     chunks = server.events(CHAT, stream_options={"include_usage": True}, **fields)
     assert "metrics" in chunks[-1] and "metrics" not in chunks[-2]
     assert "timings" in server.events(CHAT, **fields)[-1]
