@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -22,6 +23,7 @@ from paceline.server.middleware import Gate
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 from paceline.server.transport import JsonResponse
+from paceline.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +109,20 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if not where and first["type"] in ("missing", "model_attributes_type", "model_type", "dict_type"):
         message = "the body must be a JSON object, sent with the header 'content-type: application/json'"
         return answer(ApiError(400, message), request)
-    # alternatives of a union come with their type's name behind the field's
-    field = ".".join(part for part in where if "[" not in part and part not in ("str", "int"))
-    return answer(ApiError(400, f"{field or 'body'}: {first['msg']}"[:500], param=field[:100] or None), request)
+    field = _field(first)
+    if first["type"] == "missing":
+        message = f"{field}: is missing; give it"
+    else:
+        # of a union, each alternative says what it wants
+        same = [e["msg"] for e in error.errors()[:8] if _field(e) == field and e["input"] == first["input"]]
+        wanted = [msg.removeprefix("Input should be ") for msg in dict.fromkeys(same)]
+        message = f"{field or 'body'}={shown(first['input'])}: use {', or '.join(wanted)}"
+        if not first["msg"].startswith("Input should be "):
+            message = f"{field or 'body'}={shown(first['input'])}: {first['msg']}"
+    return answer(ApiError(400, message[:500], param=field[:100] or None), request)
+
+
+def _field(error: Any) -> str:
+    """Its name; alternatives of a union come with their type's name behind the field's."""
+    where = [str(part) for part in error["loc"] if part != "body"]
+    return ".".join(part for part in where if "[" not in part and part not in ("str", "int"))

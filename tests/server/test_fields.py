@@ -153,6 +153,22 @@ def test_bad_values_name_their_field(server, path, fields, param):
     assert error["type"] == "invalid_request_error" and param.partition("[")[0] in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (CHAT, {"temperature": "hot"}, "temperature='hot': use a valid number"),
+        (CHAT, {"n": 1.5}, "n=1.5: use a valid integer"),
+        (CHAT, {"stop": 5}, "stop=5: use a valid string, or a valid list"),
+        (CHAT, {"logit_bias": 5}, "logit_bias=5: use a valid dictionary"),
+        (PLAIN, {"prompt": 5}, "prompt=5: use a valid string, or a valid list"),
+        (PLAIN, {"logprobs": "x" * 3000}, "logprobs='xxx"),
+    ],
+)
+def test_values_of_the_wrong_type_are_shown_with_what_to_use(server, path, fields, message):
+    error = refused(server, path, **fields)
+    assert error["message"].startswith(message) and len(error["message"]) <= 500
+
+
 def test_prompts_beyond_the_context(server):
     error = refused(server, PLAIN, prompt=[1] * 160)
     assert error["code"] == "context_length_exceeded" and "160" in error["message"]
