@@ -315,8 +315,8 @@ class LLM:
                     delta.stop_reason = sequence.stopper.stop_reason
                     delta.passes = [(result.num_drafts, result.num_accepted)]
                     if sequence.params.logprobs is not None:
-                        new = sequence.logprobs[len(sequence.logprobs) - len(ids) :]
-                        delta.logprobs = list(map(request.alternatives, new))
+                        shown = sequence.shown_logprobs(request.alternatives)
+                        delta.logprobs = shown[len(shown) - len(ids) :]
                     request.deltas.append(delta)
 
     def _run(

@@ -46,6 +46,7 @@ class Sequence:
     num_preemptions: int = 0
     num_catch_ups: int = 0  # times that rows were computed again for a drafter that had rested
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    _shown: list[TokenAlternatives] = field(default_factory=list, repr=False)  # of these, as far as clients saw them
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of its tokens from the second on
     stats: SpecDecodeStats = field(default_factory=SpecDecodeStats)
     admitted: float = 0.0
@@ -105,15 +106,20 @@ class Sequence:
     def finish_reason(self) -> FinishReason | None:
         return "abort" if self.aborted else self.stopper.finish_reason
 
+    def shown_logprobs(self, show: Callable[[TokenLogprobs], TokenAlternatives]) -> list[TokenAlternatives]:
+        """Log-probabilities as clients see them; each is made once, in pieces and whole outputs the same."""
+        self._shown += map(show, self.logprobs[len(self._shown) :])
+        return self._shown
+
     def output(self, show: Callable[[TokenLogprobs], TokenAlternatives]) -> CompletionOutput:
-        """This choice as a client sees it. show: log-probabilities as clients see them."""
+        """This choice as a client sees it. show: see `shown_logprobs`."""
         wanted = self.params.logprobs is not None
         return CompletionOutput(
             index=self.choice,
             text=self.stopper.text,
             token_ids=self.token_ids[self.num_prompt_tokens :],
             cumulative_logprob=sum((p.logprob for p in self.logprobs), 0.0) if wanted else None,
-            logprobs=list(map(show, self.logprobs)) if wanted else None,
+            logprobs=list(self.shown_logprobs(show)) if wanted else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stopper.stop_reason,
             seed=self.state.seed,

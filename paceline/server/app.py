@@ -97,28 +97,29 @@ async def _http_error(request: Request, error: Exception) -> Response:
     return found
 
 
+_WANTED = "Input should be "  # how pydantic begins to say what a value of the wrong type should have been
+
+
 async def _invalid(request: Request, error: Exception) -> Response:
     """The first thing wrong with a body, by the name of its field."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
     if first["type"] == "json_invalid":
         return answer(
             ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", code="invalid_json"), request
         )
-    if not where and first["type"] in ("missing", "model_attributes_type", "model_type", "dict_type"):
+    field = _field(first)
+    if not field and first["type"] in ("missing", "model_attributes_type", "model_type", "dict_type"):
         message = "the body must be a JSON object, sent with the header 'content-type: application/json'"
         return answer(ApiError(400, message), request)
-    field = _field(first)
+    wrong = f"{field or 'body'}={shown(first['input'])}"
     if first["type"] == "missing":
         message = f"{field}: is missing; give it"
-    else:
-        # of a union, each alternative says what it wants
+    elif not first["msg"].startswith(_WANTED):
+        message = f"{wrong}: {first['msg']}"
+    else:  # of a union, each alternative says what it wants
         same = [e["msg"] for e in error.errors()[:8] if _field(e) == field and e["input"] == first["input"]]
-        wanted = [msg.removeprefix("Input should be ") for msg in dict.fromkeys(same)]
-        message = f"{field or 'body'}={shown(first['input'])}: use {', or '.join(wanted)}"
-        if not first["msg"].startswith("Input should be "):
-            message = f"{field or 'body'}={shown(first['input'])}: {first['msg']}"
+        message = f"{wrong}: use {', or '.join(msg.removeprefix(_WANTED) for msg in dict.fromkeys(same))}"
     return answer(ApiError(400, message[:500], param=field[:100] or None), request)
 
 

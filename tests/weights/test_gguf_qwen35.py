@@ -14,6 +14,7 @@ from models.predictor import all_tensors, write_predicting
 from paceline import LLM, SamplingParams
 from paceline.errors import CheckpointError
 from paceline.models import load_model
+from paceline.outputs import own_logprob
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.convert import convert
 from weights.builders import ARRAY, F32, I32, STRING, U32, gguf_bytes, tokenizer_metadata
@@ -249,4 +250,4 @@ def test_tokens_are_those_of_llama_cpp(shape, tmp_path):
     assert got.token_ids == answer["tokens"]
     mine = iter(got.logprobs)
     for each in answer["completion_probabilities"]:  # those of tokens that end a character
-        assert abs(next(p[each["id"]] for p in mine if each["id"] == next(iter(p))).logprob - each["logprob"]) < 5e-3
+        assert abs(next(p for i, p in map(own_logprob, mine) if i == each["id"]).logprob - each["logprob"]) < 5e-3
