@@ -75,7 +75,7 @@ def main() -> None:
 
     for _ in range(arguments.repeats):
         note("read_bandwidth_gbs", _native.measure_read_bandwidth(llm.model.pool, 1 << 30))
-        note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000, llm.model.quantised))
+        note("peak_gflops", _native.measure_peak(llm.model.pool, "", llm.model.f32, 500_000, llm.model.weight_type))
         decode(llm, drafts, greedy)
         for name, params in (("greedy", greedy), ("temperature 0.8", sampled)):
             note(f"round ms, {name}", decode(llm, drafts, params) * 1e3)

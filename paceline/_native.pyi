@@ -356,8 +356,9 @@ class Plan:
 
 def measure_read_bandwidth(pool: ThreadPool, bytes: int, isa: str = "") -> float: ...
 def measure_peak(
-    pool: ThreadPool, isa: str = "", f32: bool = False, iterations: int = 2000000, int8: bool = False
-) -> float: ...
+    pool: ThreadPool, isa: str = "", f32: bool = False, iterations: int = 2000000, weights: str = ""
+) -> float:
+    """1e9 operations a second of the instructions that multiply weights of this type (`weight_type` of a model)."""
 
 class IdMap:
     """Target ids of the columns of a head over part of the vocabulary."""

@@ -31,7 +31,7 @@ def measure_machine(backend: LocalBackend) -> Machine:
 
     model = backend.llm.model
     reads = [_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa) for _ in range(2)]
-    peaks = [_native.measure_peak(model.pool, model.isa, model.f32, int8=model.quantised) for _ in range(2)]
+    peaks = [_native.measure_peak(model.pool, model.isa, model.f32, weights=model.weight_type) for _ in range(2)]
     return Machine(max(reads), max(peaks))
 
 

@@ -1,7 +1,8 @@
 """`paceline bench kernels`: whole forward passes of a few rows against what memory and arithmetic allow.
 
 Floor of a pass = max(bytes / read bandwidth, operations / peak); bytes: weights, K/V read. The peak is that of the
-instruction that multiplies the weights: of byte dot products for quantised ones, with which attention is counted too.
+instructions that multiply the weights: of byte dot products for quantised ones (of what stands in for them with AVX2),
+with which attention is counted too.
 Bandwidth, peak and every row count are measured once in each repeat, so that a machine whose speed drifts is
 compared with itself; the figures are medians over the repeats.
 """
@@ -52,14 +53,13 @@ def measure(
     import paceline._native as _native
 
     model = llm.model
-    int8 = model.quantised
     samples = KernelSamples(seconds={count: [] for count in rows})
     for count in rows:
         llm.time_forward(count, context)
     for repeat in range(repeats):
         samples.bandwidth.append(_native.measure_read_bandwidth(model.pool, READ_BYTES, model.isa))
         on_step("read bandwidth")
-        samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32, int8=int8))
+        samples.peak.append(_native.measure_peak(model.pool, model.isa, model.f32, weights=model.weight_type))
         on_step("arithmetic peak")
         order = list(rows) if repeat % 2 == 0 else list(reversed(rows))
         settle(partial(llm.time_forward, order[0], context))

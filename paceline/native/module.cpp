@@ -173,7 +173,7 @@ NB_MODULE(_native, m) {
             const CacheType type = int8 ? CacheType::kInt8 : f32 ? CacheType::kF32 : CacheType::kBF16;
             new (self) KVCache(layers, kv_heads, head_dim, blocks, type);
           },
-          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "int8"_a = false)
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "weights"_a = "")
       .def_ro("blocks", &KVCache::blocks)
       .def_ro("layers", &KVCache::layers)
       .def_prop_ro("nbytes", &KVCache::bytes)
@@ -593,21 +593,22 @@ NB_MODULE(_native, m) {
       "pool"_a, "bytes"_a, "isa"_a = "");
   m.def(
       "measure_peak",
-      [](ThreadPool& pool, const std::string& isa, bool f32, long iterations, bool int8) {
+      [](ThreadPool& pool, const std::string& isa, bool f32, long iterations, const std::string& weights) {
         const Kernels& kernels = kernels_for(isa.c_str());
         const QuantKernels& quant = quant_kernels_for(kernels.name);
+        const bool quantised = weights.rfind("int", 0) == 0, int4 = weights == "int4";
         nb::gil_scoped_release release;
         std::vector<double> done(size_t(pool.size()), 0.0);
         const double start = seconds();
         pool.run([&](int tid) {
-          done[size_t(tid)] = int8 ? quant.peak_loop(iterations) : kernels.peak_loop(iterations, f32);
+          done[size_t(tid)] = quantised ? quant.peak_loop(iterations, int4) : kernels.peak_loop(iterations, f32);
         });
         const double elapsed = seconds() - start;
         double total = 0;
         for (const double d : done) total += d;
         return total / elapsed / 1e9;
       },
-      "pool"_a, "isa"_a = "", "f32"_a = false, "iterations"_a = 2'000'000L, "int8"_a = false);
+      "pool"_a, "isa"_a = "", "f32"_a = false, "iterations"_a = 2'000'000L, "weights"_a = "");
 
   register_sampling(m);
   register_dequant(m);

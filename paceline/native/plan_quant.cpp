@@ -10,7 +10,6 @@ namespace {
 
 constexpr size_t kPrefetchBytes = 8192;
 constexpr size_t kPrivateValues = 6144;  // quantising more than these in every thread costs more than a barrier
-constexpr int kWholePanelRows = 6;       // up to here a tile walks over both halves of a panel at once
 
 // A row, a part of which other cores have written: on its way while the one before is at work.
 void ask_row(const float* x, int width) {
@@ -33,7 +32,7 @@ void quant_gemm(const Kernels& kernels, const QuantKernels& quant, const Packed&
   const auto* weights = static_cast<const uint8_t*>(g.w);
   const size_t panel_bytes = w.panel_bytes();
   const int tiles = (g.rows + tile_rows - 1) / tile_rows;
-  const int passes = tiles * (tile_rows <= kWholePanelRows ? 1 : 2);
+  const int passes = tiles * (tile_rows <= quant.whole_rows ? 1 : 2);
   const bool int4 = w.quant == Quant::kInt4 || w.quant == Quant::kInt4Min;
   const bool wide = quant.wide_rows && g.rows >= quant.wide_rows;
   const size_t spread_bytes = size_t(quant_groups(w.k)) * 2 * kSpreadGroup;

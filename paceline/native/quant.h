@@ -44,8 +44,9 @@ static_assert(sizeof(QuantGroup) == 48, "rows are laid out by it");
 // A packed panel of 32 columns: [header][groups][two halves of 16 columns][...], then per group the scales of its
 // columns. int8: 8 lines a half, line j holds k = 4 j .. 4 j + 3 of each column; int4: 4 lines, the high nibbles hold
 // k + 16. Header: the fp32 scales of kInt8Channel.
+constexpr bool is_int8(Quant f) { return f == Quant::kInt8 || f == Quant::kInt8Channel; }
 constexpr size_t quant_header_bytes(Quant f) { return f == Quant::kInt8Channel ? 128 : 0; }
-constexpr size_t quant_half_bytes(Quant f) { return f == Quant::kInt8 || f == Quant::kInt8Channel ? 512 : 256; }
+constexpr size_t quant_half_bytes(Quant f) { return is_int8(f) ? 512 : 256; }
 constexpr size_t quant_group_bytes(Quant f) {
   return 2 * quant_half_bytes(f) + (f == Quant::kInt8Channel ? 0 : f == Quant::kInt4Min ? 128 : 64);
 }
@@ -79,7 +80,8 @@ struct QuantKernels {
   void (*tile)(Quant format, const QuantTile&);
   // k values -> one record per group, `stride` records apart; bf16 values when the flag is set, else fp32
   void (*quantise)(const void* x, bool bf16, int k, QuantGroup* out, size_t stride);
-  double (*peak_loop)(long iterations);  // returns operations done
+  double (*peak_loop)(long iterations, bool int4);  // returns operations done
+  int whole_rows;                                   // tiles of up to so many rows pass over a panel once, others twice
   // For products of this many rows and more (0: none), with tiles of up to kMaxQuantRows: the same bits as `tile`.
   // Between begin, which takes the rows of a tile, and end the thread does no other products.
   int wide_rows = 0;

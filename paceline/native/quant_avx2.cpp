@@ -13,103 +13,156 @@ using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
 
-constexpr int kRows = 4;  // rows of a tile: sums and results in registers
+struct Four {
+  int8_t value[4];
+};
+struct Pair {
+  int16_t value[2];
+};
 
-inline __m256i four(const int8_t* q) {
-  int32_t x;
-  memcpy(&x, q, 4);
-  return _mm256_set1_epi32(x);
+// Sums of products in assembler: GCC would add them up in another order, as a tree whose leaves do not fit the
+// registers.
+//
+// 8 x 4 unsigned bytes times four values of a row, in pairs of 16 bits. kFirst: `sum` starts with them.
+template <bool kFirst>
+inline void dot(__m256i& sum, __m256i weights, const int8_t* q) {
+  __m256i t;
+  const Four& four = *reinterpret_cast<const Four*>(q);
+  if constexpr (kFirst)
+    asm("vpbroadcastd %1, %0\n\tvpmaddubsw %0, %2, %0" : "=&x"(sum) : "m"(four), "x"(weights));
+  else
+    asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %3, %0\n\tvpaddw %0, %1, %1"
+        : "=&x"(t), "+x"(sum)
+        : "m"(four), "x"(weights));
 }
+
+// 8 x 2 values of 16 bits times two of a row.
+inline void dot(__m256i& sum, __m256i weights, const int16_t* q) {
+  __m256i t;
+  asm("vpbroadcastd %2, %0\n\tvpmaddwd %0, %3, %0\n\tvpaddd %0, %1, %1"
+      : "=&x"(t), "+x"(sum)
+      : "m"(*reinterpret_cast<const Pair*>(q)), "x"(weights));
+}
+
+// What lies `kStep` bytes apart for each row, reached from few registers with displacements of one byte: with longer
+// ones, what the processor fetches and decodes falls behind what it multiplies.
+template <int MR, int kStep>
+struct Rows {
+  static constexpr int kReach = 256 / kStep;
+  const int8_t* base[(MR + kReach - 1) / kReach];
+  explicit Rows(const void* first) {
+#pragma GCC unroll 12
+    for (int i = 0; i * kReach < MR; ++i) {
+      base[i] = static_cast<const int8_t*>(first) + i * kReach * kStep + 128;
+      asm("" : "+r"(base[i]));  // or GCC would make one register of them again
+    }
+  }
+  const int8_t* at(int r) const { return base[r / kReach] + r % kReach * kStep - 128; }
+};
 
 inline __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
-// MR rows times eight columns: quarter `part` of a panel.
+// Exact sums of one group: MR rows, eight columns of int4, started with the rows' constants.
 template <Quant F, int MR>
-inline void tile_t(const QuantTile& t, int row, int part) {
-  constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
-  constexpr size_t kHalf = paceline::quant_half_bytes(F), kBytes = paceline::quant_group_bytes(F);
-  const __m256i ones = _mm256_set1_epi16(1);
-  __m256 out[MR];
+inline void sums_int4(const QuantGroup* a, const uint8_t* w, __m256i* sum) {
+  const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const Rows<MR, sizeof(QuantGroup)> rows(a);
+  // 15 * 127 * 2 * 8 = 30480: a whole group fits 16 bits
 #pragma GCC unroll 4
-  for (int r = 0; r < MR; ++r) out[r] = _mm256_setzero_ps();
-  const QuantGroup* a = t.a + row;
-  const uint8_t* group = t.w + paceline::quant_header_bytes(F);
-  const bool ahead = row == 0 && part < 2;  // a panel is asked for in two halves
-  const uint8_t* next = t.next + size_t(part) * size_t(t.groups) * size_t(t.lines) * 64;
-  for (int g = 0; g < t.groups; ++g, a += t.stride, group += kBytes) {
-    for (int i = 0; ahead && i < t.lines; ++i, next += 64) _mm_prefetch((const char*)next, _MM_HINT_T0);
-    const uint8_t* w = group + size_t(part / 2) * kHalf + part % 2 * 32;
-    const uint8_t* scales = group + 2 * kHalf + part * 16;
-    __m256i sum[MR];
-#pragma GCC unroll 4
-    for (int r = 0; r < MR; ++r) sum[r] = kInt8 ? _mm256_set1_epi32(paceline::kMagicBits) : _mm256_setzero_si256();
-    if constexpr (kInt8) {
-      // |w| <= 128 times |a| <= 127: two of them fit 16 bits
-#pragma GCC unroll 2
-      for (int j = 0; j < 8; ++j) {
-        const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(w + j * 64)), _mm256_set1_epi8(-128));
-        const __m256i size = _mm256_abs_epi8(x);
-#pragma GCC unroll 4
-        for (int r = 0; r < MR; ++r) {
-          const __m256i p = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(a[r].q + j * 4), x));
-          sum[r] = _mm256_add_epi32(sum[r], _mm256_madd_epi16(p, ones));
-        }
-      }
-    } else {
-      // 15 * 127 * 2 * 8 = 30480: a whole group fits 16 bits
-      const __m256i mask = _mm256_set1_epi8(15);
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64));
-        const __m256i low = _mm256_and_si256(x, mask), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
-#pragma GCC unroll 4
-        for (int r = 0; r < MR; ++r) {
-          sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(low, four(a[r].q + j * 4)));
-          sum[r] = _mm256_add_epi16(sum[r], _mm256_maddubs_epi16(high, four(a[r].q + 16 + j * 4)));
-        }
-      }
-#pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) {
-        const __m256i start = _mm256_set1_epi32(F == Quant::kInt4 ? a[r].start_int4 : paceline::kMagicBits);
-        sum[r] = _mm256_add_epi32(_mm256_madd_epi16(sum[r], ones), start);
-      }
-    }
-    const __m256 ws = F == Quant::kInt8Channel ? _mm256_set1_ps(1) : halves(scales);
-    const __m256 offset = _mm256_mul_ps(ws, _mm256_set1_ps(paceline::kMagic));
-#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64));
+    const __m256i low = _mm256_and_si256(x, mask), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+#pragma GCC unroll 12
     for (int r = 0; r < MR; ++r) {
-      const __m256 scaled = _mm256_fmsub_ps(_mm256_castsi256_ps(sum[r]), ws, offset);
-      out[r] = _mm256_fmadd_ps(scaled, _mm256_set1_ps(a[r].scale), out[r]);
+      if (j == 0)
+        dot<true>(sum[r], low, rows.at(r));
+      else
+        dot<false>(sum[r], low, rows.at(r) + j * 4);
     }
-    if constexpr (F == Quant::kInt4Min) {
-      const __m256 m = halves(scales + 64);
-#pragma GCC unroll 4
-      for (int r = 0; r < MR; ++r) out[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(a[r].scaled_sum), out[r]);
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r) dot<false>(sum[r], high, rows.at(r) + 16 + j * 4);
+  }
+#pragma GCC unroll 12
+  for (int r = 0; r < MR; ++r) {
+    const int32_t start = F == Quant::kInt4 ? a[r].start_int4 : paceline::kMagicBits;
+    sum[r] = _mm256_add_epi32(_mm256_madd_epi16(sum[r], ones), _mm256_set1_epi32(start));
+  }
+}
+
+// The same of int8. wide: [row][2][16], the even and the odd values of each row. 255 * 127 * 2 does not fit 16 bits.
+template <int MR>
+inline void sums_int8(const QuantGroup* a, const int16_t* wide, const uint8_t* w, __m256i* sum) {
+  const __m256i mask = _mm256_set1_epi16(255);
+  const Rows<MR, 64> rows(wide);
+  const auto pair = [&](int r, int i) { return reinterpret_cast<const int16_t*>(rows.at(r)) + i; };
+#pragma GCC unroll 12
+  for (int r = 0; r < MR; ++r) sum[r] = _mm256_set1_epi32(a[r].start_int8);
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j) {
+    const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64));
+    const __m256i even = _mm256_and_si256(x, mask), odd = _mm256_srli_epi16(x, 8);
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r) dot(sum[r], even, pair(r, 2 * j));
+#pragma GCC unroll 12
+    for (int r = 0; r < MR; ++r) dot(sum[r], odd, pair(r, 16 + 2 * j));
+  }
+}
+
+// One group of MR rows and eight columns: out [MR][32].
+template <Quant F, int MR>
+inline void octet(const QuantGroup* a, const int16_t* wide, const uint8_t* w, const uint8_t* scales, float* out) {
+  __m256i sum[MR];
+  if constexpr (paceline::is_int8(F))
+    sums_int8<MR>(a, wide, w, sum);
+  else
+    sums_int4<F, MR>(a, w, sum);
+  const __m256 ws = F == Quant::kInt8Channel ? _mm256_set1_ps(1) : halves(scales);
+  const __m256 offset = _mm256_mul_ps(ws, _mm256_set1_ps(paceline::kMagic));
+#pragma GCC unroll 12
+  for (int r = 0; r < MR; ++r) {
+    const __m256 scaled = _mm256_fmsub_ps(_mm256_castsi256_ps(sum[r]), ws, offset);
+    __m256 y = _mm256_fmadd_ps(scaled, _mm256_set1_ps(a[r].scale), _mm256_load_ps(out + r * 32));
+    if constexpr (F == Quant::kInt4Min) y = _mm256_fmadd_ps(halves(scales + 64), _mm256_set1_ps(a[r].scaled_sum), y);
+    _mm256_store_ps(out + r * 32, y);
+  }
+}
+
+// MR rows times a panel. Sums of groups take the registers; results wait in the first-level cache.
+template <Quant F, int MR>
+void tile_t(const QuantTile& t) {
+  constexpr size_t kHalf = paceline::quant_half_bytes(F), kBytes = paceline::quant_group_bytes(F);
+  alignas(64) float out[MR * 32] = {0};
+  alignas(64) int16_t wide[paceline::is_int8(F) ? MR * kGroup : 1];
+  const QuantGroup* a = t.a;
+  const uint8_t *w = t.w + paceline::quant_header_bytes(F), *next = t.next;
+  for (int g = 0; g < t.groups; ++g, a += t.stride, w += kBytes) {
+    if constexpr (paceline::is_int8(F))
+      for (int r = 0; r < MR; ++r) {
+        const __m256i x = _mm256_loadu_si256((const __m256i*)a[r].q);
+        _mm256_store_si256((__m256i*)(wide + r * kGroup), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+        _mm256_store_si256((__m256i*)(wide + r * kGroup + 16), _mm256_srai_epi16(x, 8));
+      }
+    for (int part = 0; part < 4; ++part) {
+      for (int i = part; i < t.lines; i += 4, next += 64) _mm_prefetch((const char*)next, _MM_HINT_T0);
+      octet<F, MR>(a, wide, w + size_t(part / 2) * kHalf + part % 2 * 32, w + 2 * kHalf + part * 16, out + part * 8);
     }
   }
-  const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(t.w) + part * 8);  // of kInt8Channel
-#pragma GCC unroll 4
   for (int r = 0; r < MR; ++r)
-    _mm256_storeu_ps(t.out + size_t(row + r) * t.ld + part * 8,
-                     F == Quant::kInt8Channel ? _mm256_mul_ps(out[r], scale) : out[r]);
+    for (int c = 0; c < 32; c += 8) {
+      const __m256 y = _mm256_load_ps(out + r * 32 + c);
+      const __m256 scale = _mm256_loadu_ps(reinterpret_cast<const float*>(t.w) + c);  // of kInt8Channel
+      _mm256_storeu_ps(t.out + size_t(r) * t.ld + c, F == Quant::kInt8Channel ? _mm256_mul_ps(y, scale) : y);
+    }
 }
 
 template <Quant F>
 void rows_t(const QuantTile& t) {
-  for (int row = 0; row < t.rows; row += kRows)
-    for (int part = 0; part < 4; ++part) switch (t.rows - row) {
-        case 1:
-          tile_t<F, 1>(t, row, part);
-          break;
-        case 2:
-          tile_t<F, 2>(t, row, part);
-          break;
-        case 3:
-          tile_t<F, 3>(t, row, part);
-          break;
-        default:
-          tile_t<F, kRows>(t, row, part);
-      }
+  using Tile = void (*)(const QuantTile&);
+  static constexpr Tile table[] = {tile_t<F, 1>, tile_t<F, 2>,  tile_t<F, 3>,  tile_t<F, 4>,
+                                   tile_t<F, 5>, tile_t<F, 6>,  tile_t<F, 7>,  tile_t<F, 8>,
+                                   tile_t<F, 9>, tile_t<F, 10>, tile_t<F, 11>, tile_t<F, 12>};
+  static_assert(sizeof(table) / sizeof(table[0]) == paceline::kQuantRows, "one for every number of rows");
+  table[t.rows - 1](t);
 }
 
 void tile(Quant format, const QuantTile& t) {
@@ -185,30 +238,33 @@ void quantise(const void* x, bool bf16, int k, QuantGroup* out, size_t stride) {
   bf16 ? quantise_t<true>(x, k, out, stride) : quantise_t<false>(x, k, out, stride);
 }
 
-double peak_loop(long iterations) {
-  __m256i acc[8];
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) acc[j] = _mm256_set1_epi32(j + 1);
-  const __m256i ones = _mm256_set1_epi16(1);
+// What stands in for a dot product: of int4 products added up in 16 bits, of int8 in 32. Written out, as in VNNI's.
+double peak_loop(long iterations, bool int4) {
+#define ADDED(multiply, add, n) multiply " %0, %0, %%ymm15\n\t" add " %%ymm15, %%ymm" #n ", %%ymm" #n "\n\t"
+#define TWELVE(m, a)                                                                                       \
+  ADDED(m, a, 0)                                                                                           \
+  ADDED(m, a, 1)                                                                                           \
+  ADDED(m, a, 2) ADDED(m, a, 3) ADDED(m, a, 4) ADDED(m, a, 5) ADDED(m, a, 6) ADDED(m, a, 7) ADDED(m, a, 8) \
+      ADDED(m, a, 9) ADDED(m, a, 10) ADDED(m, a, 11)
+#define CLOBBERED \
+  "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm15"
   __m256i w = _mm256_set1_epi8(1);
   for (long i = 0; i < iterations; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {  // what a sum of products costs without a dot product
-      asm volatile("" : "+x"(w));  // or they would be computed once
-      acc[j] = _mm256_add_epi32(acc[j], _mm256_madd_epi16(_mm256_maddubs_epi16(w, w), ones));
-    }
+    if (int4)
+      asm volatile(TWELVE("vpmaddubsw", "vpaddw") : "+x"(w) : : CLOBBERED);
+    else
+      asm volatile(TWELVE("vpmaddwd", "vpaddd") : "+x"(w) : : CLOBBERED);
   }
-#pragma GCC unroll 8
-  for (int j = 1; j < 8; ++j) acc[0] = _mm256_add_epi32(acc[0], acc[j]);
-  volatile int sink = _mm256_extract_epi32(acc[0], 0);
-  (void)sink;
-  return double(iterations) * 8 * 32 * 2;
+#undef CLOBBERED
+#undef TWELVE
+#undef ADDED
+  return double(iterations) * 12 * (int4 ? 32 : 16) * 2;
 }
 
 }  // namespace
 
 namespace paceline {
 extern const QuantKernels kAvx2Quant;
-const QuantKernels kAvx2Quant = {"avx2", tile, quantise, peak_loop};
+const QuantKernels kAvx2Quant = {"avx2", tile, quantise, peak_loop, paceline::kQuantRows};
 }  // namespace paceline
 #endif

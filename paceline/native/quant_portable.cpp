@@ -29,7 +29,7 @@ float half_to_float(const uint8_t* src) {
 // Sixteen columns of one group times one row, exactly.
 template <Quant F>
 void integer_sums(const QuantGroup& a, const uint8_t* w, int32_t* sum) {
-  constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
+  constexpr bool kInt8 = paceline::is_int8(F);
   for (int c = 0; c < 16; ++c)
     sum[c] = kInt8 ? a.start_int8 - kMagicBits : F == Quant::kInt4 ? a.start_int4 - kMagicBits : 0;
   for (int j = 0; j < (kInt8 ? 8 : 4); ++j)
@@ -126,7 +126,7 @@ void quantise(const void* x, bool bf16, int k, QuantGroup* out, size_t stride) {
   }
 }
 
-double peak_loop(long iterations) {
+double peak_loop(long iterations, bool) {
   alignas(64) uint8_t w[512];
   QuantGroup a{};
   for (int i = 0; i < 512; ++i) w[i] = uint8_t(i);
@@ -146,5 +146,5 @@ double peak_loop(long iterations) {
 }  // namespace
 
 namespace paceline {
-const QuantKernels kPortableQuant = {"portable", tile, quantise, peak_loop};
+const QuantKernels kPortableQuant = {"portable", tile, quantise, peak_loop, 6};
 }  // namespace paceline

@@ -13,6 +13,8 @@ using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
 
+constexpr int kWholeRows = 6;  // up to here a tile walks over both halves of a panel at once
+
 // Adds the products of 16 x 4 unsigned bytes with four values of a row. In assembler because GCC makes two instructions
 // of it, the broadcast apart, and then a tile of 8 rows or more no longer fits what the processor looks ahead.
 inline void dot(__m512i& sum, __m512i weights, const int8_t* q) {
@@ -47,7 +49,7 @@ inline void ask(const QuantTile& t, const uint8_t*& next, int step) {
 // array that it indexes in memory.
 template <Quant F, int MR, int NV>
 inline void tile_t(const QuantTile& t, int first) {
-  constexpr bool kInt8 = F == Quant::kInt8 || F == Quant::kInt8Channel;
+  constexpr bool kInt8 = paceline::is_int8(F);
   constexpr size_t kHalf = paceline::quant_half_bytes(F), kBytes = paceline::quant_group_bytes(F);
   __m512 out[MR][NV];
 #pragma GCC unroll 12
@@ -136,7 +138,7 @@ inline void tile_t(const QuantTile& t, int first) {
 
 template <Quant F, int MR>
 void panel_t(const QuantTile& t) {
-  if constexpr (MR <= 6) {
+  if constexpr (MR <= kWholeRows) {
     tile_t<F, MR, 2>(t, 0);
   } else {
     tile_t<F, MR, 1>(t, 0);
@@ -243,7 +245,7 @@ void quantise(const void* x, bool bf16, int k, QuantGroup* out, size_t stride) {
   bf16 ? quantise_t<true>(x, k, out, stride) : quantise_t<false>(x, k, out, stride);
 }
 
-double peak_loop(long iterations) {
+double peak_loop(long iterations, bool) {
   __m512i w = _mm512_set1_epi8(1);
   // written out: GCC would keep so many accumulators in memory
 #define DOT(n) "vpdpbusd %0, %0, %%zmm" #n "\n\t"
@@ -263,6 +265,6 @@ double peak_loop(long iterations) {
 
 namespace paceline {
 extern const QuantKernels kVnniQuant;
-const QuantKernels kVnniQuant = {"avx512_vnni", tile, quantise, peak_loop};
+const QuantKernels kVnniQuant = {"avx512_vnni", tile, quantise, peak_loop, kWholeRows};
 }  // namespace paceline
 #endif

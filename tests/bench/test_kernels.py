@@ -53,7 +53,7 @@ def native(monkeypatch):
     speeds = iter([40.0, 45.0, 50.0] * 9)
     module = types.ModuleType("paceline._native")
     module.measure_read_bandwidth = lambda pool, size, isa: log.append(("read", pool, size, isa)) or next(speeds)
-    module.measure_peak = lambda pool, isa, f32, int8: log.append(("peak", pool, isa, f32, int8)) or 300.0
+    module.measure_peak = lambda pool, isa, f32, weights: log.append(("peak", pool, isa, f32, weights)) or 300.0
     monkeypatch.setitem(sys.modules, "paceline._native", module)
     monkeypatch.setattr("paceline._native", module, raising=False)
     module.log = log
@@ -73,17 +73,17 @@ def test_each_repeat_measures_everything_once(llm, native, monkeypatch):
     # what a repeat begins with runs twice untimed first: the read loop drove the weights out of the caches
     assert [rows for rows, _ in passes] == [*(1, 8), *(1, 1, 1, 8), *(8, 8, 8, 1), *(1, 1, 1, 8)]
     assert {context for _, context in passes} == {128}
-    assert native.log == [("read", "pool", 2 << 30, "avx512"), ("peak", "pool", "avx512", False, False)] * 3
+    assert native.log == [("read", "pool", 2 << 30, "avx512"), ("peak", "pool", "avx512", False, "bfloat16")] * 3
     assert len(told) == 3 * kernels.steps_per_repeat([1, 8])
     assert result["read_bandwidth_gbs"] == 45.0
     assert [row["ms"] for row in result["rows"]] == pytest.approx([1.0, 8.0])
 
 
-@pytest.mark.parametrize("quantised", [True, False])
-def test_quantised_weights_are_measured_against_byte_products(llm, native, monkeypatch, quantised):
-    monkeypatch.setattr(llm.model, "quantised", quantised)
+@pytest.mark.parametrize("stored", ["int8", "int4", "bfloat16"])
+def test_weights_are_measured_against_the_products_of_their_type(llm, native, monkeypatch, stored):
+    monkeypatch.setattr(llm.model, "weight_type", stored)
     kernels.measure(llm, [1], repeats=1)
-    assert native.log[1] == ("peak", "pool", "avx512", False, quantised)
+    assert native.log[1] == ("peak", "pool", "avx512", False, stored)
 
 
 def test_table(llm, native):

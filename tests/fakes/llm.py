@@ -83,7 +83,7 @@ class FakeLLM:
         )
         self.most_streams = 0
         self.cache_resets = 0
-        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, quantised=False, threads=2)
+        self.model = SimpleNamespace(pool="pool", isa="avx512", f32=False, weight_type="bfloat16", threads=2)
 
     def info(self) -> dict[str, Any]:
         return {
