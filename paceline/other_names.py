@@ -13,9 +13,11 @@ LLM_OPTIONS: dict[str, str] = {
     "cpu_offload_gb": "leave it out: weights are in memory as it is",
     "data_parallel_size": _CORES,
     "device": "leave it out: models run on the processor",
+    "disable_log_requests": "leave it out: requests are not logged here",
     "disable_log_stats": "leave it out: figures come with each output (RequestOutput.metrics)",
     "distributed_executor_backend": _CORES,
     "download_dir": "set the environment variable PACELINE_CACHE",
+    "enable_log_requests": "leave it out: `paceline serve` logs a line per request",
     "enforce_eager": "leave it out: there is nothing to compile",
     "gpu_memory_utilization": _KV,
     "hf_token": "set the environment variable HF_TOKEN",
@@ -39,7 +41,9 @@ LLM_OPTIONS: dict[str, str] = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "device": ("auto", "cpu"),
+    "disable_log_requests": (True, False),
     "disable_log_stats": (True, False),
+    "enable_log_requests": (False,),
     "enforce_eager": (True, False),
     "load_format": ("auto",),
     "pipeline_parallel_size": (1,),
@@ -62,6 +66,7 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
     "max_new_tokens": "use max_tokens",
     "n_predict": "use max_tokens",
     "stop_sequences": "use stop",
+    "use_beam_search": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
 }
 
 
