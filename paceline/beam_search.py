@@ -2,7 +2,7 @@
 
 Every step asks the engine for one token more of every beam, each a prompt of its own whose beginning the prefix cache
 has: whole blocks of 16 tokens, so that up to 16 rows per beam and step are computed again (all of them with
-enable_prefix_caching=False). Nothing is drafted. Expect some times `beam_width` the time of plain decoding.
+enable_prefix_caching=False). Nothing is drafted. docs/from-vllm.md has measured times.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 __all__ = ["BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "beam_search"]
+
+MOST_PENALTY = 32  # a context to this power is still a double
 
 
 @known_fields
@@ -56,6 +58,8 @@ class BeamSearchParams:
             if value is None:
                 raise _fail(name, getattr(self, name), "use a finite number")
             object.__setattr__(self, name, value)
+        if abs(self.length_penalty) > MOST_PENALTY:
+            raise _fail("length_penalty", self.length_penalty, f"use a number from -{MOST_PENALTY} to {MOST_PENALTY}")
         if self.temperature != 0:
             raise _fail(
                 "temperature", self.temperature, "beams are scored by the model's own probabilities; leave it 0"
@@ -121,31 +125,31 @@ def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams) -> list[BeamSe
         asked = [{"prompt_token_ids": b.tokens, "cache_salt": s.salt} for s in going for b in s.beams]
         found = iter(llm.generate(asked, one, speculation=False))
         for search in going:
-            nexts = [(beam, (next(found).outputs[0].logprobs or [{}])[0]) for beam in search.beams]
-            _advance(search, nexts, params, ends, count)
+            nexts = [next(found).outputs[0].logprobs or [] for _ in search.beams]
+            _advance(search, [alternatives for [alternatives] in nexts], params, ends)
     return [_best(search, params, llm) for search in searches]
 
 
-def _advance(
-    search: _Search,
-    nexts: list[tuple[BeamSearchSequence, TokenAlternatives]],
-    params: BeamSearchParams,
-    ends: frozenset[int],
-    count: int,
-) -> None:
-    candidates = []
-    for beam, alternatives in nexts:
+def _advance(search: _Search, nexts: list[TokenAlternatives], params: BeamSearchParams, ends: frozenset[int]) -> None:
+    """One token more for every beam; nexts: of each the likeliest."""
+    longer: list[tuple[float, int, int]] = []  # (sum, beam, token): they are of one length, so that the sum ranks them
+    for i, (beam, alternatives) in enumerate(zip(search.beams, nexts, strict=True)):
         for token, found in alternatives.items():
-            if found.rank > count:
+            total = beam.cum_logprob + found.logprob
+            if token not in ends:
+                longer.append((total, i, token))
                 continue
-            total, logprobs = beam.cum_logprob + found.logprob, [*beam.logprobs, alternatives]
-            if token in ends:
-                tokens = [*beam.tokens, token] if params.include_stop_str_in_output else beam.tokens
-                end = BeamSearchSequence(tokens, logprobs, total, None, "stop", token, beam.length)
-                search.ended.append(end)
-            else:
-                candidates.append(BeamSearchSequence([*beam.tokens, token], logprobs, total, length=beam.length + 1))
-    search.beams = _ranked(candidates, params)
+            tokens = [*beam.tokens, token] if params.include_stop_str_in_output else beam.tokens
+            logprobs = [*beam.logprobs, alternatives]
+            search.ended.append(BeamSearchSequence(tokens, logprobs, total, None, "stop", token, beam.length))
+    search.ended = _ranked(search.ended, params)
+    longer.sort(key=lambda candidate: -candidate[0])
+    beams = []
+    for total, i, token in longer[: params.beam_width]:
+        beam = search.beams[i]
+        logprobs = [*beam.logprobs, nexts[i]]
+        beams.append(BeamSearchSequence([*beam.tokens, token], logprobs, total, length=beam.length + 1))
+    search.beams = beams
 
 
 def _ranked(sequences: list[BeamSearchSequence], params: BeamSearchParams) -> list[BeamSearchSequence]:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+from models.hybrid import HybridShape, write_hybrid
 
 from paceline import BeamSearchParams, SamplingParams
 from paceline.beam_search import BeamSearchSequence
 from paceline.errors import CapacityError, ConfigError
 
-from .harness import assert_idle
+from .harness import assert_idle, open_llm
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5] * 8, [30, 31] * 3]
 Distribution = Callable[[tuple[int, ...]], list[float]]
@@ -150,6 +151,7 @@ def test_beams_end_where_the_context_does(world):
         ("ignore_eos", 1),
         ("temperature", 0.7),
         ("length_penalty", float("nan")),
+        ("length_penalty", -33.0),
         ("include_stop_str_in_output", None),
         ("beam_size", 3),
     ],
@@ -164,3 +166,18 @@ def test_other_parameters_are_refused_with_the_remedy(world):
         world.plain.beam_search(["ab"], SamplingParams())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"use_beam_search=True: use LLM\.beam_search"):
         SamplingParams(use_beam_search=True)  # type: ignore[call-arg]
+
+
+def test_recurrent_states_of_beams(tmp_path):
+    """Beams share beginnings and part ways: with a prefix cache each finds its own state or computes it again."""
+    folder = write_hybrid(tmp_path, HybridShape(context=256), tokenizer=True)
+    params = BeamSearchParams(3, 20, ignore_eos=True)
+    prompts = [[5, 6, 7], list(range(40))]
+    cached, anew = (open_llm(folder, None, enable_prefix_caching=on) for on in (True, False))
+    found = [[as_tuple(s) for o in llm.beam_search(prompts, params) for s in o.sequences] for llm in (cached, anew)]
+    assert found[0] == found[1] and len(found[0]) == 6
+    greedy = anew.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True))
+    alone = anew.beam_search(prompts, BeamSearchParams(1, 20, ignore_eos=True))
+    for output, want in zip(alone, greedy, strict=True):
+        assert output.sequences[0].tokens == [*want.prompt_token_ids, *want.outputs[0].token_ids]
+    assert_idle(cached)
