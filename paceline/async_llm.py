@@ -18,6 +18,7 @@ from paceline.engine_thread import ACCEPTED, FEW, EngineStats, EngineThread, Eve
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.llm import LLM, Prompt
 from paceline.llm import _Request as Request
+from paceline.other_names import template_variables
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.prompts import one_params
 from paceline.sampling_params import RequestOutputKind, SamplingParams
@@ -215,7 +216,7 @@ class AsyncLLM:
         it is neither delivered nor counted. template: for the chat template of messages.
         Raises ConfigError, CapacityError, ChatTemplateError, QueueFullError, EngineDeadError.
         """
-        params = one_params(sampling_params)
+        params, template = one_params(sampling_params), template_variables(template)
         name = f"request-{uuid.uuid4().hex}" if request_id is None else request_id
         self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None

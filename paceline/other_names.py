@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.values import shown
 
 _CORES = "leave it out: a model runs on the cores of one machine (threads=N); replicas: docs/distributed.md"
 _KV = "use kv_cache_space=GIB, the memory for keys and values"
@@ -51,6 +54,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (True, False),
 }
+# arguments of vLLM's `AsyncLLM.generate`, which are no variables of a chat template; None and 0 ask for nothing
+CALL_ARGUMENTS = ("data_parallel_rank", "lora_request", "priority", "tokenization_kwargs", "trace_headers")
 # fields of sampling that vLLM has, here and over HTTP -> why not, and what instead
 UNSUPPORTED_SAMPLING: dict[str, str] = {
     "best_of": "is not supported; ask for n choices and choose yourself",
@@ -73,6 +78,15 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
 def is_neutral(name: str, value: Any) -> bool:
     """Whether this option of another engine's `LLM` may as well be left out; True is no 1."""
     return any(type(value) is type(other) and value == other for other in NEUTRAL.get(name, ()))
+
+
+def template_variables(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call without those of another engine's. Raises ConfigError for one of them that
+    asks for something."""
+    for name in CALL_ARGUMENTS:
+        if arguments.get(name):
+            raise ConfigError(f"{name}={shown(arguments[name])}: is not supported; leave it out")
+    return {name: value for name, value in arguments.items() if name not in CALL_ARGUMENTS}
 
 
 def unknown_field(name: str, known: Collection[str]) -> str:

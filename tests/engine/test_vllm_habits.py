@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from contextlib import aclosing
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -16,7 +15,7 @@ from paceline.outputs import StreamDelta
 
 from .conftest import SHAPE
 from .harness import assert_idle, half_right, scripted
-from .test_async_llm import opened, read, run
+from .test_async_llm import held, opened, read, run
 from .test_stream import PARAMS, PROMPTS, check_deltas, known
 
 V = SHAPE.vocab
@@ -57,16 +56,19 @@ def test_what_came_so_far_can_be_read_later_and_of_aborted_requests_too(world):
 
     async def main() -> list[StreamDelta]:
         async with opened(world) as engine:
-            deltas = []
-            async with aclosing(engine.generate([1, 2, 3], params, "a")) as stream:
-                async for delta in stream:
-                    deltas.append(delta)
-                    if len(deltas) == 3:
-                        await engine.abort("a")
-            return deltas
+            with held(engine) as gate:
+                stream = await engine.submit([1, 2, 3], params, "a")
+                gate.allow(3)
+                while engine.stats().steps < 3:
+                    await asyncio.sleep(0)
+                aborting = asyncio.create_task(engine.abort("a"))
+                await asyncio.sleep(0)
+                gate.allow(1)
+                assert await aborting
+            return [delta async for delta in stream]
 
     deltas = run(main())
-    assert deltas[-1].finish_reason == "abort"
+    assert len(deltas) > 3 and deltas[-1].finish_reason == "abort"
     whole = deltas[-1].output.outputs[0]
     assert deltas[-1].outputs == [whole]
     for i, delta in enumerate(deltas[:-1]):
@@ -243,3 +245,20 @@ def test_logprobs_of_the_whole_vocabulary(world, count):
     with scripted(world.spec, half_right(oracle, V, 3)):
         spec = world.spec.generate(PROMPTS[0], asked)[0]
     assert (spec.outputs[0].logprobs, spec.prompt_logprobs) == (whole.logprobs, want.prompt_logprobs)
+
+
+def test_other_arguments_of_vllms_generate(world):
+    """Taken where they ask for nothing, beside text and messages; refused by name where they ask for something."""
+    params = SamplingParams(temperature=0, seed=1, max_tokens=3, ignore_eos=True)
+    messages = [{"role": "user", "content": "ab"}]
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            for prompt in ("ab abc", messages):
+                output = await engine.complete(prompt, params, "a", lora_request=None, priority=0, trace_headers=None)
+                assert output.outputs == (await engine.complete(prompt, params)).outputs
+                for name, value in (("lora_request", "a LoRA"), ("priority", 3)):
+                    with pytest.raises(ConfigError, match=f"^{name}={value!r}: is not supported; leave it out"):
+                        await read(engine, prompt, params, "a", **{name: value})
+
+    run(main())
