@@ -35,6 +35,7 @@ from benchmarks.soak_clients import KINDS, Clients, SoakError
 from benchmarks.soak_process import ServerProcess, Usage
 
 SETTLE = 60.0  # seconds after the last client in which everything must be free
+SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 LOOK = 1.0  # seconds between two looks at the process, its health and its metrics
 TICK, MOST_PER_TICK = 0.25, 2.0
 SHARE_BEFORE_BASE = 1 / 6
@@ -144,12 +145,11 @@ class Soak:
                 self.problem(f"{name}: the connection failed: {type(error).__name__}")
 
     async def _schemathesis(self) -> None:
-        program = Path(sys.executable).parent / "schemathesis"
-        if self.options.no_schemathesis or not program.exists():
+        if self.options.no_schemathesis or not SCHEMATHESIS.exists():
             self.outcome.facts["schemathesis"] = "left out" if self.options.no_schemathesis else "not installed"
             return
         with tempfile.TemporaryDirectory() as folder:  # it leaves notes where it runs
-            await self._schemathesis_in(folder, program)
+            await self._schemathesis_in(folder, SCHEMATHESIS)
 
     async def _schemathesis_in(self, folder: str, program: Path) -> None:
         seed = self.options.seed
@@ -279,6 +279,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if not (options.no_schemathesis or SCHEMATHESIS.exists()):
+        print(
+            f"{SCHEMATHESIS} is not there: this soak goes without requests made from the server's schema. Install it "
+            "(pip install schemathesis, in the version of requirements/full.txt), or say --no-schemathesis",
+            file=sys.stderr,
+            flush=True,
+        )
     with ServerProcess(options.model, options.serve) as server:
         outcome = asyncio.run(Soak(server, options).run())
         code = server.stop()

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchParams",
     "CompletionOutput",
+    "EngineArgs",
     "PacelineError",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "StreamDelta",
     "StructuredOutputsParams",
@@ -19,16 +23,22 @@ __all__ = [
 
 if TYPE_CHECKING:
     from paceline.async_llm import AsyncLLM
+    from paceline.beam_search import BeamSearchParams
+    from paceline.engine_args import AsyncEngineArgs, EngineArgs
     from paceline.errors import PacelineError
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, RequestOutput, StreamDelta
-    from paceline.sampling_params import SamplingParams
+    from paceline.sampling_params import RequestOutputKind, SamplingParams
     from paceline.structured.params import StructuredOutputsParams
 
 _HOMES = {
+    "AsyncEngineArgs": "paceline.engine_args",
     "AsyncLLM": "paceline.async_llm",
+    "BeamSearchParams": "paceline.beam_search",
+    "EngineArgs": "paceline.engine_args",
     "LLM": "paceline.llm",
     "PacelineError": "paceline.errors",
+    "RequestOutputKind": "paceline.sampling_params",
     "SamplingParams": "paceline.sampling_params",
     "CompletionOutput": "paceline.outputs",
     "RequestOutput": "paceline.outputs",

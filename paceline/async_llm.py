@@ -13,13 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from paceline.engine_args import EngineArgs
 from paceline.engine_thread import ACCEPTED, FEW, EngineStats, EngineThread, Event, Shortcut, Ticket
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.llm import LLM, Prompt
 from paceline.llm import _Request as Request
+from paceline.other_names import template_variables
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.prompts import one_params
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import RequestOutputKind, SamplingParams
 from paceline.structured.compiler import MAX_COMPILING
 
 __all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
@@ -38,7 +40,9 @@ class RequestStream:
     nobody. `aclose` (or the end of `async with`) aborts what has not finished and returns once nothing is held.
     """
 
-    def __init__(self, owner: AsyncLLM, request_id: str, request: Request, last_only: bool) -> None:
+    def __init__(
+        self, owner: AsyncLLM, request_id: str, request: Request, last_only: bool, prompt_only: bool = False
+    ) -> None:
         self.request_id = request.request_id = request_id
         self.prompt_token_ids = request.ids
         self.seeds = [choice.state.seed for choice in request.choices]
@@ -47,11 +51,12 @@ class RequestStream:
         self._loop = asyncio.get_running_loop()
         self._accepted: asyncio.Future[None] = self._loop.create_future()
         self._pieces: deque[StreamDelta] = deque()
+        self._newest: dict[int, StreamDelta] = {}  # of these, the last of each choice
         self._error: BaseException | None = None
         self._ended = False  # the engine will send nothing more
         self._waiter: asyncio.Future[None] | None = None
         self._shortcut: Shortcut | None = None
-        self._ticket = Ticket(request, self._loop, self._take, lambda: owner._forget(self), last_only)
+        self._ticket = Ticket(request, self._loop, self._take, lambda: owner._forget(self), last_only, prompt_only)
 
     def __aiter__(self) -> RequestStream:
         return self
@@ -69,7 +74,10 @@ class RequestStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        return self._pieces.popleft()
+        piece = self._pieces.popleft()
+        if self._newest.get(piece.index) is piece:
+            del self._newest[piece.index]
+        return piece
 
     async def __aenter__(self) -> RequestStream:
         return self
@@ -90,6 +98,7 @@ class RequestStream:
             shortcut.close()
         await self._stop()
         self._pieces.clear()
+        self._newest.clear()
 
     def expire(self) -> None:
         """End a request that has taken too long. It holds nothing any longer, however slowly its reader comes to what
@@ -138,11 +147,14 @@ class RequestStream:
             self._ticket.offer(self._shortcut)
 
     def _keep(self, delta: StreamDelta) -> None:
-        if len(self._pieces) >= MERGE_FROM:
-            last = self._pieces[-1]
-            if last.index == delta.index and last.output is None:
-                self._pieces[-1] = _joined(last, delta)
-                return
+        """Where so many pieces wait, what comes is added to the last one of its choice."""
+        before = self._newest.get(delta.index)
+        late = before is not None and len(self._pieces) >= MERGE_FROM
+        # the output stays at the end, behind the pieces of other choices
+        if before is not None and late and (delta.output is None or before is self._pieces[-1]):
+            _add(before, delta)
+            return
+        self._newest[delta.index] = delta
         self._pieces.append(delta)
 
 
@@ -175,25 +187,36 @@ class AsyncLLM:
         self._idle: list[asyncio.Future[None]] = []
         self._finalizer = weakref.finalize(self, EngineThread.stop, self._thread)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, *, max_waiting: int = DEFAULT_MAX_WAITING) -> AsyncLLM:
+        """Open the model that `EngineArgs(model=..., ...)` names, and make an engine of it. Raises what `LLM` does."""
+        if not isinstance(engine_args, EngineArgs):
+            what = type(engine_args).__name__
+            raise ConfigError(f"engine_args: {what} given; use AsyncEngineArgs(model=..., ...)")
+        return cls(engine_args.open(), max_waiting=max_waiting)
+
     # ---- requests
 
     async def submit(
         self,
         prompt: Prompt | Mapping[str, Any],
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         num_speculative_tokens: int | None = None,
         last_only: bool = False,
+        prompt_only: bool = False,
         **template: Any,
     ) -> RequestStream:
         """Start a request (text, token ids, vLLM's mapping of either, or messages) and return its stream once the
         engine has taken it in. Cancelling this call leaves nothing behind.
 
-        last_only: the stream has one delta, the last, with the output. template: for the chat template of messages.
+        last_only: the stream has one delta, the last, with the output, as with RequestOutputKind.FINAL_ONLY.
+        prompt_only: with max_tokens=1, for what is to be known of the prompt alone (prompt_logprobs): the token behind
+        it is neither delivered nor counted. template: for the chat template of messages.
         Raises ConfigError, CapacityError, ChatTemplateError, QueueFullError, EngineDeadError.
         """
-        params = one_params(sampling_params)
+        params, template = one_params(sampling_params), template_variables(template)
         name = f"request-{uuid.uuid4().hex}" if request_id is None else request_id
         self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
@@ -203,7 +226,8 @@ class AsyncLLM:
                 request = await self._compiled(*arguments)
             else:
                 request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
-            stream = RequestStream(self, name, request, last_only)
+            final_only = last_only or params.output_kind is RequestOutputKind.FINAL_ONLY
+            stream = RequestStream(self, name, request, final_only, prompt_only)
             with self._lock:
                 self._live[name] = stream
             self._thread.add(stream._ticket)
@@ -221,13 +245,17 @@ class AsyncLLM:
         self,
         prompt: Prompt | Mapping[str, Any],
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         num_speculative_tokens: int | None = None,
         **template: Any,
     ) -> AsyncGenerator[StreamDelta, None]:
         """Yield what each step adds to a request; the last delta carries the output. Leaving the loop early, closing
-        or cancelling it aborts the request. Arguments and errors as for `submit`."""
+        or cancelling it aborts the request. Arguments and errors as for `submit`.
+
+        `delta.text` and `token_ids` are what was added, `delta.outputs[0].text` and `.token_ids` all so far, as vLLM
+        has them; `output_kind` of the parameters makes `outputs` the additions too, or waits for the end.
+        """
         stream = await self.submit(
             prompt,
             sampling_params,
@@ -243,8 +271,8 @@ class AsyncLLM:
         self,
         prompt: Prompt | Mapping[str, Any],
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         num_speculative_tokens: int | None = None,
         **template: Any,
     ) -> RequestOutput:
@@ -337,6 +365,12 @@ class AsyncLLM:
         """Abort what is in flight and end the thread."""
         self._draining = True
         await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """The same, without a loop; one that runs stands still until the step in progress is over."""
+        self._draining = True
+        self._thread.stop()
         for pool in (self._workers, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
         self._finalizer.detach()
@@ -405,18 +439,14 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _joined(a: StreamDelta, b: StreamDelta) -> StreamDelta:
-    """Two pieces of one choice as one."""
-    asked = a.logprobs is not None or b.logprobs is not None  # an aborted choice ends with a delta that has none
-    logprobs = [*(a.logprobs or ()), *(b.logprobs or ())] if asked else None
-    return StreamDelta(
-        a.index,
-        a.text + b.text,
-        a.token_ids + b.token_ids,
-        a.accepted + b.accepted,
-        b.finish_reason,
-        b.output,
-        logprobs,
-        b.stop_reason,
-        a.passes + b.passes,
-    )
+def _add(a: StreamDelta, b: StreamDelta) -> None:
+    """Make of a piece that nobody has seen the two pieces of its choice. Lists may belong to others: they are not
+    changed."""
+    if a.logprobs is not None or b.logprobs is not None:  # an aborted choice ends with a delta that has none
+        a.logprobs = [*(a.logprobs or ()), *(b.logprobs or ())]
+    a.text += b.text
+    a.token_ids = a.token_ids + b.token_ids
+    a.accepted = a.accepted + b.accepted
+    a.passes = a.passes + b.passes
+    a.finish_reason, a.stop_reason = b.finish_reason, b.stop_reason
+    a.output, a.so_far = b.output, b.so_far

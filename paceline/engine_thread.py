@@ -21,7 +21,8 @@ from paceline.engine import RoundSeconds
 from paceline.errors import EngineDeadError, PacelineError
 from paceline.llm import LLM
 from paceline.llm import _Request as Request
-from paceline.outputs import StreamDelta
+from paceline.outputs import StreamDelta, prompt_alone
+from paceline.so_far import SoFar
 from paceline.speculation.stats import SpecDecodeStats
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,8 @@ class Shortcut(Protocol):
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A request on its way through the engine. `notify` is called on `loop` with each event, in order; the last is a
-    delta with an output, or an exception. last_only: no other delta is wanted.
+    delta with an output, or an exception. last_only: no other delta is wanted. prompt_only: nor the token behind the
+    prompt, which is the only one; it is not counted either.
 
     shortcut: where deltas go instead. It is open only while the loop has nothing of the request left to handle, so
     that no piece overtakes another; what does not take it shuts it, until the loop offers it again."""
@@ -69,6 +71,7 @@ class Ticket:
     notify: Callable[[Event], None]
     lost: Callable[[], None]  # called on the engine's thread instead, when the loop is closed
     last_only: bool = False
+    prompt_only: bool = False
     last: dict[int, float] = field(default_factory=dict)  # choice -> when tokens were last made for it
     shortcut: Shortcut | None = None
     on_its_way: int = 0  # events that the loop has not seen
@@ -240,7 +243,8 @@ class EngineThread:
         with self.llm._lock:
             self.llm._abort([request])
         for choice, text in zip(open_choices, rest, strict=True):
-            request.deltas.append(StreamDelta(choice.choice, text, [], [], "abort"))
+            end = StreamDelta(choice.choice, text, [], [], "abort", so_far=SoFar.now(request, choice))
+            request.deltas.append(end)
         self._deliver(ticket)
 
     def _step(self) -> None:
@@ -262,6 +266,8 @@ class EngineThread:
     def _deliver(self, ticket: Ticket) -> None:
         few = len(self.llm.engine.running) <= FEW
         while (delta := ticket.request.next_delta()) is not None:
+            if ticket.prompt_only:
+                prompt_alone(delta)
             self._count(ticket, delta)
             if delta.output is None and (ticket.last_only or (few and ticket.put(delta))):
                 continue
@@ -309,7 +315,7 @@ class EngineThread:
 
     def _count(self, ticket: Ticket, delta: StreamDelta) -> None:
         totals, request = self._totals, ticket.request
-        if delta.token_ids:
+        if delta.token_ids or (ticket.prompt_only and delta.finish_reason != "abort"):
             totals.generation_tokens += len(delta.token_ids)
             now = time.perf_counter()
             before = ticket.last.get(delta.index)

@@ -18,6 +18,7 @@ from typing import Any, Literal, Never
 import numpy as np
 
 from paceline import runtime
+from paceline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from paceline.cache import BLOCK_TOKENS, blocks_for
 from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KVCacheDtype, Quantization
 from paceline.engine import Engine
@@ -30,7 +31,8 @@ from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_
 from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, TokenLogprobs, draw_seed, make_state
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import RequestOutputKind, SamplingParams
+from paceline.so_far import SoFar
 from paceline.speculation.config import SpeculativeConfig
 from paceline.speculation.costs import CostFile
 from paceline.speculation.drafting import Drafter
@@ -263,6 +265,7 @@ class LLM:
     ) -> Generator[StreamDelta, None, None]:
         """Generate one prompt (text, token ids or messages) and yield what each step adds; closing it aborts.
 
+        A piece has what was added as `text` and `token_ids`, and what has come so far in `outputs`; see StreamDelta.
         Other calls may run between two deltas; they share the passes.
         """
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
@@ -286,6 +289,7 @@ class LLM:
         return self.tokenizer.encode_chat(chat_messages(messages), **{**variables, **own})
 
     def _stream(self, request: _Request) -> Generator[StreamDelta | None, None, None]:
+        final_only = request.choices[0].params.output_kind is RequestOutputKind.FINAL_ONLY
         try:
             yield None
             while request.deltas or not request.finished:
@@ -294,7 +298,9 @@ class LLM:
                         if not request.deltas and not request.finished:
                             self._step()
                     continue
-                yield request.next_delta()
+                delta = request.next_delta()
+                if delta is not None and (delta.finished or not final_only):
+                    yield delta
         finally:
             with self._lock:
                 self._abort([request])
@@ -317,6 +323,7 @@ class LLM:
                     if sequence.params.logprobs is not None:
                         shown = sequence.shown_logprobs(request.alternatives)
                         delta.logprobs = shown[len(shown) - len(ids) :]
+                    delta.so_far = SoFar.now(request, sequence)
                     request.deltas.append(delta)
 
     def _run(
@@ -449,6 +456,11 @@ class LLM:
             return wanted, True
         # the text that rejection sampling draws depends on the drafts: keep their number out of the clock's hands
         return self._drafter.max_drafts, self._fixed or self.sampler == "rejection"
+
+    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt; prompts as for `generate`. Slow: see `paceline.beam_search`.
+        Raises ConfigError, CapacityError."""
+        return beam_search(self, prompts, params)
 
     # ---- set-up
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.values import shown
 
 _CORES = "leave it out: a model runs on the cores of one machine (threads=N); replicas: docs/distributed.md"
 _KV = "use kv_cache_space=GIB, the memory for keys and values"
@@ -13,9 +16,11 @@ LLM_OPTIONS: dict[str, str] = {
     "cpu_offload_gb": "leave it out: weights are in memory as it is",
     "data_parallel_size": _CORES,
     "device": "leave it out: models run on the processor",
+    "disable_log_requests": "leave it out: requests are not logged here",
     "disable_log_stats": "leave it out: figures come with each output (RequestOutput.metrics)",
     "distributed_executor_backend": _CORES,
     "download_dir": "set the environment variable PACELINE_CACHE",
+    "enable_log_requests": "leave it out: `paceline serve` logs a line per request",
     "enforce_eager": "leave it out: there is nothing to compile",
     "gpu_memory_utilization": _KV,
     "hf_token": "set the environment variable HF_TOKEN",
@@ -39,7 +44,9 @@ LLM_OPTIONS: dict[str, str] = {
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "device": ("auto", "cpu"),
+    "disable_log_requests": (True, False),
     "disable_log_stats": (True, False),
+    "enable_log_requests": (False,),
     "enforce_eager": (True, False),
     "load_format": ("auto",),
     "pipeline_parallel_size": (1,),
@@ -47,6 +54,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tokenizer_mode": ("auto",),
     "trust_remote_code": (True, False),
 }
+# arguments of vLLM's `AsyncLLM.generate`, which are no variables of a chat template; None and 0 ask for nothing
+CALL_ARGUMENTS = ("data_parallel_rank", "lora_request", "priority", "tokenization_kwargs", "trace_headers")
 # fields of sampling that vLLM has, here and over HTTP -> why not, and what instead
 UNSUPPORTED_SAMPLING: dict[str, str] = {
     "best_of": "is not supported; ask for n choices and choose yourself",
@@ -62,12 +71,22 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
     "max_new_tokens": "use max_tokens",
     "n_predict": "use max_tokens",
     "stop_sequences": "use stop",
+    "use_beam_search": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
 }
 
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether this option of another engine's `LLM` may as well be left out; True is no 1."""
     return any(type(value) is type(other) and value == other for other in NEUTRAL.get(name, ()))
+
+
+def template_variables(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call without those of another engine's. Raises ConfigError for one of them that
+    asks for something."""
+    for name in CALL_ARGUMENTS:
+        if arguments.get(name):
+            raise ConfigError(f"{name}={shown(arguments[name])}: is not supported; leave it out")
+    return {name: value for name, value in arguments.items() if name not in CALL_ARGUMENTS}
 
 
 def unknown_field(name: str, known: Collection[str]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
 
 from paceline.speculation.stats import SpecDecodeStats
+
+if TYPE_CHECKING:
+    from paceline.so_far import SoFar
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -46,6 +49,10 @@ class CompletionOutput:
     stop_reason: int | str | None
     seed: int
 
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
 
 PromptLogprobs = list[TokenAlternatives | None]  # None for the first token
 
@@ -84,6 +91,9 @@ class StreamDelta:
     logprobs: one entry per new id when asked for. stop_reason: with the finish reason, as CompletionOutput has it.
     passes: (draft tokens, how many of them the model agreed with) of each pass behind this delta; one, unless deltas
     were joined for a slow reader. Counted before a stop cuts a block.
+
+    These are the piece's own. What vLLM's pieces have beside them, and mean: request_id, prompt, prompt_token_ids,
+    finished, outputs.
     """
 
     index: int
@@ -95,3 +105,53 @@ class StreamDelta:
     logprobs: list[TokenAlternatives] | None = None
     stop_reason: int | str | None = None
     passes: list[tuple[int, int]] = field(default_factory=list)
+    so_far: SoFar | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """The choice of this piece, with all of its text, ids and log-probabilities so far; on the last piece of the
+        request all choices, as `output` has them. SamplingParams(output_kind=RequestOutputKind.DELTA): the choice with
+        what the piece adds, on the last piece too. Put together at each access."""
+        return self._made.outputs(self)
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the last piece of the request."""
+        return self.output is not None
+
+    @property
+    def request_id(self) -> str:
+        return self._made.request.request_id
+
+    @property
+    def prompt(self) -> str | None:
+        """Its text, None if it was given as token ids or messages."""
+        return self._made.request.prompt
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self._made.request.ids
+
+    @property
+    def _made(self) -> SoFar:
+        if self.so_far is None:
+            raise AttributeError("this piece was made by hand; pieces of an engine's streams know their request")
+        return self.so_far
+
+
+def prompt_alone(delta: StreamDelta) -> None:
+    """Take the token that was drawn behind a prompt out of the only piece of its choice: nobody asked for it."""
+    delta.text, delta.token_ids, delta.accepted = "", [], []
+    delta.logprobs = None if delta.logprobs is None else []
+    if delta.finish_reason != "abort":
+        delta.finish_reason, delta.stop_reason = "length", None
+    if delta.output is None:
+        return
+    choices = [replace(choice) for choice in delta.output.outputs]
+    for choice in choices:
+        choice.text, choice.token_ids = "", []
+        if choice.logprobs is not None:
+            choice.logprobs, choice.cumulative_logprob = [], 0.0
+        if choice.finish_reason != "abort":
+            choice.finish_reason, choice.stop_reason = "length", None
+    delta.output = replace(delta.output, outputs=choices)

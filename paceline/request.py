@@ -111,6 +111,10 @@ class Sequence:
         self._shown += map(show, self.logprobs[len(self._shown) :])
         return self._shown
 
+    def first_shown_logprobs(self, count: int) -> list[TokenAlternatives]:
+        """Those of the first tokens, of which pieces were made."""
+        return self._shown[:count]
+
     def output(self, show: Callable[[TokenLogprobs], TokenAlternatives]) -> CompletionOutput:
         """This choice as a client sees it. show: see `shown_logprobs`."""
         wanted = self.params.logprobs is not None

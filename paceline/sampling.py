@@ -229,9 +229,9 @@ def _split(tokens: list[int], counts: Sequence[int]) -> list[list[int]]:
 def token_logprobs(logits: Floats, rows: Sequence[int], token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """Raw log-softmax of token_ids[i] in row rows[i], with the num_top best of that row.
 
-    The value is computed in one fixed order from its own row: the same bits in any batch.
+    The value is computed in one fixed order from its own row: the same bits in any batch. num_top: -1 = all.
     """
-    num_top = min(num_top, logits.shape[1])
+    num_top = logits.shape[1] if num_top < 0 else min(num_top, logits.shape[1])
     chosen, ranks, top_ids, top_values = logprobs_rows(logits, rows, token_ids, num_top)
     return [
         TokenLogprobs(token, logprob, rank, list(zip(ids, values, strict=True)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
+from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
 from paceline.errors import ConfigError
@@ -42,8 +43,18 @@ class LogitBias(dict[int, float]):
         return LogitBias, (dict(self),)
 
 
-def _known_fields(cls: Class) -> Class:
-    """Make a dataclass name the field, the value and the remedy where it is given a field that it does not have."""
+class RequestOutputKind(IntEnum):
+    """What `outputs` of a stream's pieces hold: all of a choice so far, or what the piece adds to it. FINAL_ONLY: the
+    stream has one piece, the last. Values are vLLM's."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
+def known_fields(cls: Class) -> Class:
+    """Make a frozen dataclass name the field, the value and the remedy where it is given a field that it does not have,
+    and where one is set."""
     fields_of: Any = cls  # a dataclass
     init, known = fields_of.__init__, tuple(fields_of.__dataclass_fields__)
 
@@ -54,11 +65,17 @@ def _known_fields(cls: Class) -> Class:
                 raise _fail(name, value, unknown_field(name, known))
         init(self, *args, **fields)
 
+    def refuse(self: Any, name: str, value: Any) -> NoReturn:
+        what = type(self).__name__
+        remedy = f"make a copy: params.clone({name}=...)" if hasattr(self, "clone") else f"make new {what}"
+        raise FrozenInstanceError(f"{name}={shown(value)}: {what} cannot change; {remedy}")
+
     fields_of.__init__ = checked
+    fields_of.__setattr__ = refuse
     return cls
 
 
-@_known_fields
+@known_fields
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of one request; every field means the same with and without speculation.
@@ -77,15 +94,18 @@ class SamplingParams:
     include_stop_str_in_output; the token ids include the last token. Integers and numbers may be numpy's.
     min_tokens: no stop of any kind within the first min_tokens tokens. max_tokens: None = to the end of the context.
     ignore_eos: the model's end-of-sequence ids do not stop. logprobs: None = none, N = of the token drawn and of the N
-    most likely, raw (before temperature and penalties). skip_special_tokens: leave them out of the text.
+    most likely, -1 = of the whole vocabulary, raw (before temperature and penalties). skip_special_tokens: leave them
+    out of the text.
     structured_outputs: what the output has to match (StructuredOutputsParams, or a mapping of its fields).
-    prompt_logprobs: None = none, N = of the prompt's tokens and of the N most likely in their places, raw; the whole
-    prompt is computed for it, whatever the prefix cache has.
+    prompt_logprobs: None = none, N = of the prompt's tokens and of the N most likely in their places, -1 = of the whole
+    vocabulary, raw; the whole prompt is computed for it, whatever the prefix cache has.
     allowed_token_ids: no other id is ever drawn, ends of sequence included. bad_words: strings that are not generated,
     with or without a space before them: the last token of each is ruled out behind the others. Another split of the
     same text into tokens is not. Where a grammar and these leave no token, the output ends with "abort".
+    output_kind: what `outputs` of a stream's pieces hold; see there and StreamDelta.
 
-    Raises SamplingParamsError, which names the field, the value and the remedy.
+    Parameters cannot change; `clone` makes changed copies. Raises SamplingParamsError, which names the field, the value
+    and the remedy.
     """
 
     n: int = 1
@@ -110,6 +130,11 @@ class SamplingParams:
     allowed_token_ids: Iterable[int] | None = None
     bad_words: Iterable[str] | None = ()
     prompt_logprobs: int | None = None
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy in which these fields are others. Raises SamplingParamsError."""
+        return replace(self, **changes)
 
     def __post_init__(self) -> None:
         for name in ("n", "top_k", "min_tokens", "seed", "max_tokens", "logprobs", "prompt_logprobs"):
@@ -118,6 +143,9 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise _fail(name, getattr(self, name), "use True or False")
+        if not isinstance(self.output_kind, RequestOutputKind):
+            kinds = "RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY"
+            raise _fail("output_kind", self.output_kind, f"use {kinds}")
         self._set_floats()
         self._set_collections()
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.read(self.structured_outputs))
@@ -190,8 +218,9 @@ class SamplingParams:
                 raise _fail("min_tokens", self.min_tokens, f"must not exceed max_tokens={self.max_tokens}")
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
-            if count is not None and not 0 <= count <= MAX_INT32:
-                raise _fail(name, count, f"use 0 to 2**31 - 1 alternatives, or None for no {name}")
+            if count is not None and not -1 <= count <= MAX_INT32:
+                remedy = f"use 0 to 2**31 - 1 alternatives, -1 for the whole vocabulary, or None for no {name}"
+                raise _fail(name, count, remedy)
 
     @property
     def greedy(self) -> bool:

@@ -99,6 +99,11 @@ class StopChecker:
         return self._text
 
     @property
+    def num_shown(self) -> int:
+        """Characters of the text that `feed` and `flush` have given out."""
+        return self._shown
+
+    @property
     def remaining(self) -> int:
         """Tokens that the limits still allow: at least 1 before the end."""
         return max(0, self._limit - self.num_tokens)

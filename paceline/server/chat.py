@@ -61,6 +61,7 @@ class Chat:
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            limit_field=r.limit()[0],
             grammar_field=self.turn.grammar_field,
             counter=self.turn.counter,
         )

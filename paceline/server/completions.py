@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -63,6 +62,7 @@ class Completion:
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            prompt_only=r.prompt_only,
             grammar_field=wanted.field if wanted is not None else "",
         )
         if not r.stream:
@@ -70,8 +70,6 @@ class Completion:
             async def work() -> Response:
                 async with run as job:
                     outputs = await service.finish(job)
-                    if r.prompt_only:
-                        outputs = [_without_answers(output) for output in outputs]
                     return JsonResponse(await service.engine.work(lambda: self.whole(job, outputs)))
 
             return await unless_gone(raw, work())
@@ -173,10 +171,3 @@ class Completion:
 
 def _choice(index: int, text: str) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None, "stop_reason": None}
-
-
-def _without_answers(output: RequestOutput) -> RequestOutput:
-    """The prompt alone; the one token that was drawn is dropped."""
-    nothing: dict[str, Any] = {"text": "", "token_ids": [], "finish_reason": "length", "stop_reason": None}
-    choices = [replace(c, logprobs=None if c.logprobs is None else [], **nothing) for c in output.outputs]
-    return replace(output, outputs=choices)

@@ -22,6 +22,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_LIMIT = re.compile(r"\bmax_tokens\b")
 _FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)\s?[:=]")
 
 
@@ -51,6 +52,11 @@ class ApiError(PacelineError):
 def bad(param: str, value: object, remedy: str, *, code: str | None = None) -> ApiError:
     """A field with a value that cannot be served."""
     return ApiError(400, f"{param}={shown(value)}: {remedy}", param=param, code=code)
+
+
+def with_limit(message: str, field: str) -> str:
+    """An error about the limit of an output, under the name of the field that the client gave."""
+    return _LIMIT.sub(field, message)
 
 
 def as_api_error(error: Exception) -> ApiError:

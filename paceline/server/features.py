@@ -75,6 +75,7 @@ class ModelFeatures:
         """tool_parser, reasoning_parser: names, "auto" or "none". Raises ConfigError for a name that does not fit."""
         check_parsers(tool_parser, reasoning_parser)
         template = tokenizer.chat_template or ""
+        self.templates = tuple(tokenizer.templates.values())
         try:
             self.variables = variables_of(template)
         except ChatTemplateError:

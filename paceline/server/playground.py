@@ -18,6 +18,7 @@ from paceline.outputs import RequestOutput, StreamDelta
 from paceline.sampling_params import SamplingParams
 from paceline.server import render
 from paceline.server.body import new_router
+from paceline.server.message_checks import check_messages
 from paceline.server.messages import normalised
 from paceline.server.protocol import Objects
 from paceline.server.service import Job, Service, new_id
@@ -63,6 +64,7 @@ def router(service: Service) -> APIRouter:
     @routes.post("/playground/stream", response_model=None)
     async def stream(request: PlaygroundRequest) -> Response:
         service.check_model(request.model)
+        check_messages(request.messages, service.features.templates)
         params = SamplingParams(temperature=request.temperature, max_tokens=request.max_tokens, seed=request.seed)
         text = await service.engine.render_chat(normalised(request.messages), add_generation_prompt=True)
         ids = await service.engine.encode(text, add_special_tokens=False)

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
-from paceline.sampling_params import SamplingParams
-from paceline.server.errors import bad
+from paceline.sampling_params import SamplingParams, SamplingParamsError
+from paceline.server.errors import bad, with_limit
 from paceline.server.features import ModelFeatures, take_features
 from paceline.server.fields import check_extra
 from paceline.server.functions import NAMES, as_tools
+from paceline.server.message_checks import check_messages
 from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.turn import Asked
 from paceline.server.wanted import Wanted, from_fields
@@ -136,12 +137,19 @@ class GenerationRequest(ApiModel):
             (False, False) if options is None else (bool(options.include_usage), bool(options.continuous_usage_stats))
         )
 
+    def limit(self) -> tuple[str, int | None]:
+        """The field that limits the output's tokens, by the name under which it was given, and its value."""
+        return "max_tokens", self.max_tokens
+
     def sampling(
         self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None
     ) -> SamplingParams:
-        """Raises SamplingParamsError."""
+        """Raises SamplingParamsError, which calls the limit as the client does."""
         given = {name: value for name in SAMPLING if (value := getattr(self, name)) is not None}
-        return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+        try:
+            return SamplingParams(max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given)
+        except SamplingParamsError as error:
+            raise SamplingParamsError(with_limit(str(error), self.limit()[0])) from None
 
 
 class FormattedRequest(GenerationRequest):
@@ -206,6 +214,7 @@ class ChatRequest(FormattedRequest, ToolRequest):
 
     def asked(self, model: ModelFeatures) -> Asked:
         """Raises ApiError."""
+        check_messages(self.messages, model.templates)
         reasons = model.reasoning is not None
         old = bool(self.functions)
         functions, called = as_tools(self.functions or (), self.function_call)
@@ -227,6 +236,11 @@ class ChatRequest(FormattedRequest, ToolRequest):
             NAMES if old else (),
         )
 
+    def limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().limit()
+        return "max_completion_tokens", self.max_completion_tokens
+
     def params(self, max_logprobs: int) -> SamplingParams:
         """Raises ApiError, SamplingParamsError."""
         top = None
@@ -234,9 +248,8 @@ class ChatRequest(FormattedRequest, ToolRequest):
             top = checked_logprobs("top_logprobs", self.top_logprobs or 0, max_logprobs)
         elif self.top_logprobs:
             raise bad("top_logprobs", self.top_logprobs, "needs logprobs=true")
-        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         of_prompt = self.checked_prompt_logprobs(max_logprobs)
-        return self.sampling(max_tokens=limit, logprobs=top, prompt_logprobs=of_prompt)
+        return self.sampling(max_tokens=self.limit()[1], logprobs=top, prompt_logprobs=of_prompt)
 
 
 class CompletionRequest(FormattedRequest):

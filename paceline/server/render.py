@@ -91,10 +91,9 @@ def completion_logprobs(
         top = dict(_likeliest(found, count)) | {token: own.logprob}
         tokens.append(texts.key(token))
         values.append(_finite(own.logprob))
-        tops.append({texts.key(i): _finite(value) for i, value in top.items()} if count else None)
+        tops.append({texts.key(i): _finite(value) for i, value in top.items()})
         begins.append(offsets.take(texts.bytes(token)))
-    shown = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops if count else None}
-    return {**shown, "text_offset": begins}
+    return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": begins}
 
 
 def echoed_logprobs(
@@ -112,7 +111,7 @@ def echoed_logprobs(
     return {
         "tokens": [texts.key(own[0]), *prompt["tokens"], *rest["tokens"]],
         "token_logprobs": [None, *prompt["token_logprobs"], *rest["token_logprobs"]],
-        "top_logprobs": [None, *prompt["top_logprobs"], *rest["top_logprobs"]] if count else None,
+        "top_logprobs": [None, *prompt["top_logprobs"], *rest["top_logprobs"]],
         "text_offset": [max(0, offset) for offset in (begin, *prompt["text_offset"], *rest["text_offset"])],
     }
 

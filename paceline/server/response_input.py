@@ -26,6 +26,8 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], instructions: str | No
             out.append({"role": "tool", "tool_call_id": _text(item, where, "call_id"), "content": _output(item, where)})
             turn = None
             continue
+        if kind == "message":
+            _check_message(item, where)
         if kind == "message" and item.get("role") != "assistant":
             out.append({"role": item.get("role"), "content": item.get("content")})
             turn = None
@@ -44,6 +46,14 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], instructions: str | No
         else:
             raise bad(f"{where}.type", kind, "use 'message', 'function_call', 'function_call_output' or 'reasoning'")
     return out
+
+
+def _check_message(item: Mapping[str, Any], where: str) -> None:
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise bad(f"{where}.role", role, "use 'user', 'assistant', 'system' or 'developer'")
+    if item.get("content") is None:
+        raise bad(f"{where}.content", None, "a message needs text, or '' for none")
 
 
 def _text(item: Mapping[str, Any], where: str, name: str) -> str:

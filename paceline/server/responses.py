@@ -73,6 +73,9 @@ class ResponsesRequest(ToolRequest):
         if (verbosity := (self.text or {}).get("verbosity")) not in (None, "medium"):
             raise bad("text.verbosity", verbosity, "is not supported", code="unsupported_field")
 
+    def limit(self) -> tuple[str, int | None]:
+        return super().limit() if self.max_output_tokens is None else ("max_output_tokens", self.max_output_tokens)
+
     def wanted(self) -> Wanted | None:
         """Raises ApiError."""
         answer = from_format("text.format", (self.text or {}).get("format"))
@@ -117,8 +120,7 @@ class Answer:
         r, service = self.request, self.service
         r.check()
         service.check_model(r.model)
-        limit = r.max_tokens if r.max_output_tokens is None else r.max_output_tokens
-        params = r.sampling(max_tokens=limit, logprobs=None)
+        params = r.sampling(max_tokens=r.limit()[1], logprobs=None)
         self.turn = await prepare(service.engine, service.features, r.asked(service.features), params)
         run = service.run(
             [self.turn.ids],
@@ -127,6 +129,7 @@ class Answer:
             num_speculative_tokens=r.num_speculative_tokens,
             cache_salt=r.cache_salt,
             last_only=not r.stream,
+            limit_field=r.limit()[0],
             grammar_field=self.turn.grammar_field,
             counter=self.turn.counter,
         )
@@ -163,7 +166,7 @@ class Answer:
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": r.instructions,
-            "max_output_tokens": r.max_output_tokens,
+            "max_output_tokens": r.limit()[1],
             "model": r.model or self.service.model_name,
             "output": items.items,
             "parallel_tool_calls": r.parallel_tool_calls is not False,

@@ -14,6 +14,7 @@ from paceline.prompts import check_ids
 from paceline.sampling_params import SamplingParams
 from paceline.server.body import new_router
 from paceline.server.errors import ApiError, bad
+from paceline.server.message_checks import check_messages
 from paceline.server.protocol import DetokenizeRequest, TokenizeRequest
 from paceline.server.service import Service
 from paceline.server.transport import JsonResponse
@@ -87,6 +88,7 @@ async def _tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "prompt: give either a prompt or messages", param="prompt")
     if request.messages is not None:
+        check_messages(request.messages, service.features.templates)
         asked = Asked(
             request.messages,
             request.chat_template_kwargs,

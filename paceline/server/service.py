@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.async_llm import AsyncLLM, RequestStream
+from paceline.errors import CapacityError
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.parsing.reasoning import ReasoningCounter
 from paceline.sampling_params import SamplingParams
-from paceline.server.errors import ApiError, bad
+from paceline.server.errors import ApiError, bad, with_limit
 from paceline.server.features import ModelFeatures
 from paceline.server.messages import refuse_unknown_model
 from paceline.server.metrics import Metrics
@@ -111,12 +112,15 @@ class Service:
         num_speculative_tokens: int | None,
         cache_salt: str | None,
         last_only: bool,
+        prompt_only: bool = False,
+        limit_field: str = "max_tokens",
         grammar_field: str = "structured_outputs",
         counter: Callable[[], ReasoningCounter | None] = lambda: None,
     ) -> AsyncGenerator[Job, None]:
         """Start one request per prompt, all or none; leaving the block ends what still runs.
 
-        grammar_field: what asked for the grammar in params. counter: a new one for each choice.
+        prompt_only: nothing is added to the prompts. limit_field: how the client calls max_tokens. grammar_field: what
+        asked for the grammar in params. counter: a new one for each choice.
         Raises what `AsyncLLM.submit` raises, and ApiError for a grammar that does not compile.
         """
         self.check_choices(len(prompts), params.n)
@@ -129,8 +133,15 @@ class Service:
                 salted: Any = prompt if cache_salt is None else {"prompt_token_ids": prompt, "cache_salt": cache_salt}
                 try:
                     stream = await self.engine.submit(
-                        salted, params, request_id=name, num_speculative_tokens=drafts, last_only=last_only
+                        salted,
+                        params,
+                        name,
+                        num_speculative_tokens=drafts,
+                        last_only=last_only,
+                        prompt_only=prompt_only,
                     )
+                except CapacityError as error:
+                    raise CapacityError(with_limit(str(error), limit_field)) from None
                 except StructuredOutputsError as error:
                     raise renamed(error, grammar_field) from None
                 streams.append(await stack.enter_async_context(stream))

@@ -29,7 +29,8 @@ def known(world, prompts=PROMPTS, params=PARAMS) -> tuple[list[RequestOutput], O
 
 
 def check_deltas(deltas: list[StreamDelta], want: RequestOutput) -> None:
-    """Pieces joined are the output; `output` comes once, with the very last piece; each choice finishes once."""
+    """Pieces joined are the output; `output` comes once, with the very last piece; each choice finishes once; what the
+    pieces say of all before them is true."""
     for choice in want.outputs:
         mine = [d for d in deltas if d.index == choice.index]
         assert "".join(d.text for d in mine) == choice.text
@@ -37,6 +38,17 @@ def check_deltas(deltas: list[StreamDelta], want: RequestOutput) -> None:
         assert [d.finish_reason for d in mine[:-1]] == [None] * (len(mine) - 1)
         assert mine[-1].finish_reason == choice.finish_reason
         assert all(len(d.token_ids) == len(d.accepted) for d in mine)
+        for i, d in enumerate(mine):
+            [so_far] = [o for o in d.outputs if o.index == choice.index]
+            assert len(d.outputs) == (len(want.outputs) if d is deltas[-1] else 1)
+            assert so_far.text == "".join(d.text for d in mine[: i + 1])
+            assert so_far.token_ids == [t for d in mine[: i + 1] for t in d.token_ids]
+            assert so_far.logprobs == (None if choice.logprobs is None else choice.logprobs[: len(so_far.token_ids)])
+            assert (so_far.finish_reason, so_far.seed) == (d.finish_reason, choice.seed)
+            assert so_far.finished() == (i == len(mine) - 1)
+    assert [d.finished for d in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert all(d.prompt_token_ids == want.prompt_token_ids and d.prompt == want.prompt for d in deltas)
+    assert len({d.request_id for d in deltas}) == 1
     assert [d.output is not None for d in deltas] == [False] * (len(deltas) - 1) + [True]
     output = deltas[-1].output
     assert output is not None

@@ -79,8 +79,8 @@ BAD: dict[str, list[Any]] = {
     "min_tokens": [-1, 1.5, 2**31, None],
     "max_tokens": [0, -5, 1.5, "10", 2**31, 10**5000],
     "ignore_eos": [0],
-    "logprobs": [-1, True, 2.5, 2**31],
-    "prompt_logprobs": [-1, True, 2.5, 2**31],
+    "logprobs": [-2, True, 2.5, 2**31],
+    "prompt_logprobs": [-2, True, 2.5, 2**31],
     "skip_special_tokens": ["yes"],
 }
 

@@ -92,7 +92,7 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (PLAIN, {"max_tokens": 0}, "max_tokens"),
         (PLAIN, {"max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
         (CHAT, {"max_tokens": 1.5}, "max_tokens"),
-        (CHAT, {"max_completion_tokens": -3}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": -3}, "max_completion_tokens"),
         (CHAT, {"seed": -1}, "seed"),
         (CHAT, {"stop": [""]}, "stop"),
         (CHAT, {"stop": ["a"] * 65}, "stop"),

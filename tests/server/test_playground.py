@@ -152,11 +152,14 @@ def test_a_key_guards_the_stream_and_not_the_page(spec):
 
 
 def test_deltas_that_were_joined_keep_their_passes():
-    from paceline.async_llm import _joined
+    from paceline.async_llm import _add
 
     a = StreamDelta(0, "a", [1, 2], [True, False], None, passes=[(3, 1)])
     b = StreamDelta(0, "b", [3], [False], None, passes=[(2, 0)])
-    assert _joined(a, b).passes == [(3, 1), (2, 0)]
+    mine = a.passes
+    _add(a, b)
+    assert a.passes == [(3, 1), (2, 0)] and mine == [(3, 1)]
+    assert (a.text, a.token_ids, a.accepted) == ("ab", [1, 2, 3], [True, False, False])
 
 
 def test_characters_of_several_tokens_belong_to_the_last(spec):

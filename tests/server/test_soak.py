@@ -115,3 +115,27 @@ def test_a_soak_notices_a_server_that_dies(roomy, monkeypatch, capsys):
     monkeypatch.setattr(serve_soak, "Soak", Dying)
     assert main(["--model", str(roomy), "--minutes", "1", "--clients", "2"]) == 1
     assert "the server ended with code -9" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("there", "options"), [(False, []), (True, []), (False, ["--no-schemathesis"])])
+def test_a_missing_schemathesis_is_said_at_the_start(tmp_path, monkeypatch, capsys, there, options):
+    from benchmarks import serve_soak
+
+    class Started(Exception):
+        pass
+
+    def start(*_: object) -> None:
+        raise Started
+
+    program = tmp_path / "schemathesis"
+    if there:
+        program.touch()
+    monkeypatch.setattr(serve_soak, "SCHEMATHESIS", program)
+    monkeypatch.setattr(serve_soak, "ServerProcess", start)
+    with pytest.raises(Started):
+        main(options)
+    said = capsys.readouterr().err
+    if there or options:
+        assert not said
+    else:
+        assert f"{program} is not there" in said and "pip install schemathesis" in said and "--no-schemathesis" in said

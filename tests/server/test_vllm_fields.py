@@ -98,12 +98,27 @@ def test_echo_with_logprobs(server, plain, count):
         for token, offset in zip(found["tokens"][: len(ids)], found["text_offset"], strict=False):
             assert text.startswith(token, offset)
         assert found["text_offset"][len(ids) :] == [len(text) + offset for offset in rest["text_offset"]]
-        if not count:
-            assert found["top_logprobs"] is None
-            continue
         assert found["top_logprobs"][0] is None and found["top_logprobs"][len(ids) :] == rest["top_logprobs"]
         for at, top in zip(own[1:], found["top_logprobs"][1 : len(ids)], strict=True):
             assert sorted(top.values()) == sorted(entry["logprob"] for entry in at.values())
+        if not count:  # of each token its own alone, as vLLM has it; OpenAI's schema knows no null there
+            own_only = [{t: v} for t, v in zip(found["tokens"], found["token_logprobs"], strict=True)]
+            assert found["top_logprobs"][1:] == own_only[1:]
+
+
+def test_the_token_that_nobody_asked_for_is_not_counted(server):
+    def counts() -> dict[str, float]:
+        lines = server.client.get("/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        wanted = ("generation_tokens_total", "request_generation_tokens_sum", "prompt_tokens_total", "request_success")
+        return {name: float(value) for name, value in pairs if any(f"vllm:{w}" in name for w in wanted)}
+
+    before = counts()
+    body = server.ok(PLAIN, prompt=["ab abc", "ha"], echo=True, max_tokens=0, logprobs=1, n=2)
+    after = counts()
+    changed = {name.partition("{")[0]: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert changed == {"vllm:prompt_tokens_total": body["usage"]["prompt_tokens"], "vllm:request_success_total": 4}
+    assert all('finished_reason="length"' in n for n in after if after[n] != before[n] and "request_success" in n)
 
 
 def test_prompts_alone_are_scored(server):
