@@ -143,7 +143,12 @@ void tile_t(const QuantTile& t) {
         _mm256_store_si256((__m256i*)(wide + r * kGroup + 16), _mm256_srai_epi16(x, 8));
       }
     for (int part = 0; part < 4; ++part) {
-      for (int i = part; i < t.lines; i += 4, next += 64) _mm_prefetch((const char*)next, _MM_HINT_T0);
+      for (int i = part; i < t.lines; i += 4, next += 64) {
+        if (MR <= 2 && t.near)  // wider products never ask for that
+          _mm_prefetch((const char*)next, _MM_HINT_T0);
+        else
+          _mm_prefetch((const char*)next, _MM_HINT_T1);
+      }
       octet<F, MR>(a, wide, w + size_t(part / 2) * kHalf + part % 2 * 32, w + 2 * kHalf + part * 16, out + part * 8);
     }
   }
@@ -241,11 +246,8 @@ void quantise(const void* x, bool bf16, int k, QuantGroup* out, size_t stride) {
 // What stands in for a dot product: of int4 products added up in 16 bits, of int8 in 32. Written out, as in VNNI's.
 double peak_loop(long iterations, bool int4) {
 #define ADDED(multiply, add, n) multiply " %0, %0, %%ymm15\n\t" add " %%ymm15, %%ymm" #n ", %%ymm" #n "\n\t"
-#define TWELVE(m, a)                                                                                       \
-  ADDED(m, a, 0)                                                                                           \
-  ADDED(m, a, 1)                                                                                           \
-  ADDED(m, a, 2) ADDED(m, a, 3) ADDED(m, a, 4) ADDED(m, a, 5) ADDED(m, a, 6) ADDED(m, a, 7) ADDED(m, a, 8) \
-      ADDED(m, a, 9) ADDED(m, a, 10) ADDED(m, a, 11)
+#define FOUR(m, a, i, j, k, l) ADDED(m, a, i) ADDED(m, a, j) ADDED(m, a, k) ADDED(m, a, l)
+#define TWELVE(m, a) FOUR(m, a, 0, 1, 2, 3) FOUR(m, a, 4, 5, 6, 7) FOUR(m, a, 8, 9, 10, 11)
 #define CLOBBERED \
   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm15"
   __m256i w = _mm256_set1_epi8(1);
@@ -257,6 +259,7 @@ double peak_loop(long iterations, bool int4) {
   }
 #undef CLOBBERED
 #undef TWELVE
+#undef FOUR
 #undef ADDED
   return double(iterations) * 12 * (int4 ? 32 : 16) * 2;
 }
