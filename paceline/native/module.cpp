@@ -173,7 +173,7 @@ NB_MODULE(_native, m) {
             const CacheType type = int8 ? CacheType::kInt8 : f32 ? CacheType::kF32 : CacheType::kBF16;
             new (self) KVCache(layers, kv_heads, head_dim, blocks, type);
           },
-          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "weights"_a = "")
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "blocks"_a, "f32"_a, "int8"_a = false)
       .def_ro("blocks", &KVCache::blocks)
       .def_ro("layers", &KVCache::layers)
       .def_prop_ro("nbytes", &KVCache::bytes)
