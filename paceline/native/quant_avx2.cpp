@@ -13,6 +13,8 @@ using paceline::Quant;
 using paceline::QuantGroup;
 using paceline::QuantTile;
 
+constexpr int kRowsOfPairs = 5;  // up to here the sums of 16 columns fit the registers
+
 struct Four {
   int8_t value[4];
 };
@@ -21,27 +23,47 @@ struct Pair {
 };
 
 // Sums of products in assembler: GCC would add them up in another order, as a tree whose leaves do not fit the
-// registers.
+// registers. Two registers of columns share what is spread of a row.
 //
-// 8 x 4 unsigned bytes times four values of a row, in pairs of 16 bits. kFirst: `sum` starts with them.
+// 8 x 4 unsigned bytes times four values of a row, in pairs of 16 bits. kFirst: sums start with them.
 template <bool kFirst>
-inline void dot(__m256i& sum, __m256i weights, const int8_t* q) {
-  __m256i t;
+inline void dot(__m256i (&sum)[1], const __m256i (&w)[1], const int8_t* q) {
   const Four& four = *reinterpret_cast<const Four*>(q);
+  __m256i t;
   if constexpr (kFirst)
-    asm("vpbroadcastd %1, %0\n\tvpmaddubsw %0, %2, %0" : "=&x"(sum) : "m"(four), "x"(weights));
+    asm("vpbroadcastd %1, %0\n\tvpmaddubsw %0, %2, %0" : "=&x"(sum[0]) : "m"(four), "x"(w[0]));
   else
     asm("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %3, %0\n\tvpaddw %0, %1, %1"
-        : "=&x"(t), "+x"(sum)
-        : "m"(four), "x"(weights));
+        : "=&x"(t), "+x"(sum[0])
+        : "m"(four), "x"(w[0]));
+}
+template <bool kFirst>
+inline void dot(__m256i (&sum)[2], const __m256i (&w)[2], const int8_t* q) {
+  const Four& four = *reinterpret_cast<const Four*>(q);
+  __m256i t, u;
+  if constexpr (kFirst)
+    asm("vpbroadcastd %2, %1\n\tvpmaddubsw %1, %3, %0\n\tvpmaddubsw %1, %4, %1"
+        : "=&x"(sum[0]), "=&x"(sum[1])
+        : "m"(four), "x"(w[0]), "x"(w[1]));
+  else
+    asm("vpbroadcastd %4, %0\n\tvpmaddubsw %0, %5, %1\n\tvpmaddubsw %0, %6, %0\n\tvpaddw %1, %2, %2\n\tvpaddw %0, %3, "
+        "%3"
+        : "=&x"(t), "=&x"(u), "+x"(sum[0]), "+x"(sum[1])
+        : "m"(four), "x"(w[0]), "x"(w[1]));
 }
 
 // 8 x 2 values of 16 bits times two of a row.
-inline void dot(__m256i& sum, __m256i weights, const int16_t* q) {
+inline void dot(__m256i (&sum)[1], const __m256i (&w)[1], const int16_t* q) {
   __m256i t;
   asm("vpbroadcastd %2, %0\n\tvpmaddwd %0, %3, %0\n\tvpaddd %0, %1, %1"
-      : "=&x"(t), "+x"(sum)
-      : "m"(*reinterpret_cast<const Pair*>(q)), "x"(weights));
+      : "=&x"(t), "+x"(sum[0])
+      : "m"(*reinterpret_cast<const Pair*>(q)), "x"(w[0]));
+}
+inline void dot(__m256i (&sum)[2], const __m256i (&w)[2], const int16_t* q) {
+  __m256i t, u;
+  asm("vpbroadcastd %4, %0\n\tvpmaddwd %0, %5, %1\n\tvpmaddwd %0, %6, %0\n\tvpaddd %1, %2, %2\n\tvpaddd %0, %3, %3"
+      : "=&x"(t), "=&x"(u), "+x"(sum[0]), "+x"(sum[1])
+      : "m"(*reinterpret_cast<const Pair*>(q)), "x"(w[0]), "x"(w[1]));
 }
 
 // What lies `kStep` bytes apart for each row, reached from few registers with displacements of one byte: with longer
@@ -62,16 +84,21 @@ struct Rows {
 
 inline __m256 halves(const uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
-// Exact sums of one group: MR rows, eight columns of int4, started with the rows' constants.
-template <Quant F, int MR>
-inline void sums_int4(const QuantGroup* a, const uint8_t* w, __m256i* sum) {
+// Exact sums of one group: MR rows, NO times eight columns of int4, started with the rows' constants.
+template <Quant F, int MR, int NO>
+inline void sums_int4(const QuantGroup* a, const uint8_t* w, __m256i (*sum)[NO]) {
   const __m256i mask = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const Rows<MR, sizeof(QuantGroup)> rows(a);
   // 15 * 127 * 2 * 8 = 30480: a whole group fits 16 bits
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64));
-    const __m256i low = _mm256_and_si256(x, mask), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+    __m256i low[NO], high[NO];
+#pragma GCC unroll 2
+    for (int o = 0; o < NO; ++o) {
+      const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64 + o * 32));
+      low[o] = _mm256_and_si256(x, mask);
+      high[o] = _mm256_and_si256(_mm256_srli_epi16(x, 4), mask);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r) {
       if (j == 0)
@@ -85,22 +112,31 @@ inline void sums_int4(const QuantGroup* a, const uint8_t* w, __m256i* sum) {
 #pragma GCC unroll 12
   for (int r = 0; r < MR; ++r) {
     const int32_t start = F == Quant::kInt4 ? a[r].start_int4 : paceline::kMagicBits;
-    sum[r] = _mm256_add_epi32(_mm256_madd_epi16(sum[r], ones), _mm256_set1_epi32(start));
+#pragma GCC unroll 2
+    for (int o = 0; o < NO; ++o)
+      sum[r][o] = _mm256_add_epi32(_mm256_madd_epi16(sum[r][o], ones), _mm256_set1_epi32(start));
   }
 }
 
 // The same of int8. wide: [row][2][16], the even and the odd values of each row. 255 * 127 * 2 does not fit 16 bits.
-template <int MR>
-inline void sums_int8(const QuantGroup* a, const int16_t* wide, const uint8_t* w, __m256i* sum) {
+template <int MR, int NO>
+inline void sums_int8(const QuantGroup* a, const int16_t* wide, const uint8_t* w, __m256i (*sum)[NO]) {
   const __m256i mask = _mm256_set1_epi16(255);
   const Rows<MR, 64> rows(wide);
   const auto pair = [&](int r, int i) { return reinterpret_cast<const int16_t*>(rows.at(r)) + i; };
 #pragma GCC unroll 12
-  for (int r = 0; r < MR; ++r) sum[r] = _mm256_set1_epi32(a[r].start_int8);
+  for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 2
+    for (int o = 0; o < NO; ++o) sum[r][o] = _mm256_set1_epi32(a[r].start_int8);
 #pragma GCC unroll 8
   for (int j = 0; j < 8; ++j) {
-    const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64));
-    const __m256i even = _mm256_and_si256(x, mask), odd = _mm256_srli_epi16(x, 8);
+    __m256i even[NO], odd[NO];
+#pragma GCC unroll 2
+    for (int o = 0; o < NO; ++o) {
+      const __m256i x = _mm256_loadu_si256((const __m256i*)(w + j * 64 + o * 32));
+      even[o] = _mm256_and_si256(x, mask);
+      odd[o] = _mm256_srli_epi16(x, 8);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < MR; ++r) dot(sum[r], even, pair(r, 2 * j));
 #pragma GCC unroll 12
@@ -108,22 +144,27 @@ inline void sums_int8(const QuantGroup* a, const int16_t* wide, const uint8_t* w
   }
 }
 
-// One group of MR rows and eight columns: out [MR][32].
-template <Quant F, int MR>
-inline void octet(const QuantGroup* a, const int16_t* wide, const uint8_t* w, const uint8_t* scales, float* out) {
-  __m256i sum[MR];
+// One group of MR rows and NO times eight columns: out [MR][32].
+template <Quant F, int MR, int NO>
+inline void columns(const QuantGroup* a, const int16_t* wide, const uint8_t* w, const uint8_t* scales, float* out) {
+  __m256i sum[MR][NO];
   if constexpr (paceline::is_int8(F))
-    sums_int8<MR>(a, wide, w, sum);
+    sums_int8<MR, NO>(a, wide, w, sum);
   else
-    sums_int4<F, MR>(a, w, sum);
-  const __m256 ws = F == Quant::kInt8Channel ? _mm256_set1_ps(1) : halves(scales);
-  const __m256 offset = _mm256_mul_ps(ws, _mm256_set1_ps(paceline::kMagic));
+    sums_int4<F, MR, NO>(a, w, sum);
+#pragma GCC unroll 2
+  for (int o = 0; o < NO; ++o) {
+    const __m256 ws = F == Quant::kInt8Channel ? _mm256_set1_ps(1) : halves(scales + o * 16);
+    const __m256 offset = _mm256_mul_ps(ws, _mm256_set1_ps(paceline::kMagic));
 #pragma GCC unroll 12
-  for (int r = 0; r < MR; ++r) {
-    const __m256 scaled = _mm256_fmsub_ps(_mm256_castsi256_ps(sum[r]), ws, offset);
-    __m256 y = _mm256_fmadd_ps(scaled, _mm256_set1_ps(a[r].scale), _mm256_load_ps(out + r * 32));
-    if constexpr (F == Quant::kInt4Min) y = _mm256_fmadd_ps(halves(scales + 64), _mm256_set1_ps(a[r].scaled_sum), y);
-    _mm256_store_ps(out + r * 32, y);
+    for (int r = 0; r < MR; ++r) {
+      float* to = out + r * 32 + o * 8;
+      const __m256 scaled = _mm256_fmsub_ps(_mm256_castsi256_ps(sum[r][o]), ws, offset);
+      __m256 y = _mm256_fmadd_ps(scaled, _mm256_set1_ps(a[r].scale), _mm256_load_ps(to));
+      if constexpr (F == Quant::kInt4Min)
+        y = _mm256_fmadd_ps(halves(scales + 64 + o * 16), _mm256_set1_ps(a[r].scaled_sum), y);
+      _mm256_store_ps(to, y);
+    }
   }
 }
 
@@ -131,6 +172,7 @@ inline void octet(const QuantGroup* a, const int16_t* wide, const uint8_t* w, co
 template <Quant F, int MR>
 void tile_t(const QuantTile& t) {
   constexpr size_t kHalf = paceline::quant_half_bytes(F), kBytes = paceline::quant_group_bytes(F);
+  constexpr int NO = MR <= kRowsOfPairs ? 2 : 1;
   alignas(64) float out[MR * 32] = {0};
   alignas(64) int16_t wide[paceline::is_int8(F) ? MR * kGroup : 1];
   const QuantGroup* a = t.a;
@@ -142,14 +184,15 @@ void tile_t(const QuantTile& t) {
         _mm256_store_si256((__m256i*)(wide + r * kGroup), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
         _mm256_store_si256((__m256i*)(wide + r * kGroup + 16), _mm256_srai_epi16(x, 8));
       }
-    for (int part = 0; part < 4; ++part) {
-      for (int i = part; i < t.lines; i += 4, next += 64) {
+    for (int part = 0; part < 4; part += NO) {
+      for (int i = part / NO; i < t.lines; i += 4 / NO, next += 64) {
         if (MR <= 2 && t.near)  // wider products never ask for that
           _mm_prefetch((const char*)next, _MM_HINT_T0);
         else
           _mm_prefetch((const char*)next, _MM_HINT_T1);
       }
-      octet<F, MR>(a, wide, w + size_t(part / 2) * kHalf + part % 2 * 32, w + 2 * kHalf + part * 16, out + part * 8);
+      columns<F, MR, NO>(a, wide, w + size_t(part / 2) * kHalf + part % 2 * 32, w + 2 * kHalf + part * 16,
+                         out + part * 8);
     }
   }
   for (int r = 0; r < MR; ++r)
