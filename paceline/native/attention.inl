@@ -7,6 +7,9 @@
 // Scores of TQ query vectors against the first NB blocks of a partition: out [TQ][64], unscaled.
 template <int TQ, bool F32, int NB>
 inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
+#ifdef PACELINE_NARROW
+  narrow_scores<TQ, F32, NB>(p.head_dim, q, blocks, out);
+#else
   V acc[TQ][NB];
   for (int r = 0; r < TQ; ++r)
     for (int b = 0; b < NB; ++b) acc[r][b] = S::zero();
@@ -45,6 +48,7 @@ inline void scores_t(const AttentionArgs& p, const void* const* q, const uint8_t
   }
   for (int r = 0; r < TQ; ++r)
     for (int b = 0; b < NB; ++b) S::store(out + r * kPartition + b * 16, acc[r][b]);
+#endif
 }
 
 // Sixteen values of a token of a block as fp32: lanes [at, at + 16) of its values.
@@ -68,6 +72,9 @@ struct Partition {
 template <int TQ, int NV, CacheType kType>
 inline void values_t(const Partition& part, size_t offset, size_t width, const float* prob, int d, float* out,
                      size_t ld, size_t step) {
+#ifdef PACELINE_NARROW
+  narrow_values<TQ, NV, kType>(part, offset, width, prob, d, out, ld, step);
+#else
   V acc[TQ][NV];
   for (int r = 0; r < TQ; ++r)
     for (int v = 0; v < NV; ++v) acc[r][v] = S::zero();
@@ -83,6 +90,7 @@ inline void values_t(const Partition& part, size_t offset, size_t width, const f
   }
   for (int r = 0; r < TQ; ++r)
     for (int v = 0; v < NV; ++v) S::store(out + r * ld + d + v * 16, acc[r][v]);
+#endif
 }
 
 // States and partials, n <= 8 of them, ld apart: [max, sum, pad to 16 lanes, values...]: fold partials in behind
@@ -179,7 +187,9 @@ void attend_partition(const AttentionArgs& p, const QueryTile& t, int from, cons
   const size_t step = ask ? p.block_bytes / kKeysPerBlock : 0;
   float* out = partial + kStateHead;
   size_t d = 0;
-  for (; d + 64 <= width; d += 64) values_t<TQ, 4, kType>(part, offset, width, score, int(d), out, ld, d ? 0 : step);
+  constexpr int most = S::value_vectors(TQ);
+  for (; d + 16 * most <= width; d += 16 * most)
+    values_t<TQ, most, kType>(part, offset, width, score, int(d), out, ld, d ? 0 : step);
   for (; d < width; d += 16) values_t<TQ, 1, kType>(part, offset, width, score, int(d), out, ld, 0);
   merge_rows(state + size_t(from) * ld, partial, ld, TQ, p.head_dim);
 }

@@ -63,6 +63,17 @@ inline void int8_scores_t(const AttentionArgs& p, const void* const* q, const ui
   const int quads = quads_of(p.head_dim);
   const size_t scales = int8_scale_offset(p.head_dim);
   float scale[TQ];
+#ifdef PACELINE_NARROW
+  I start[TQ], acc[NB][TQ];
+  for (int r = 0; r < TQ; ++r) {
+    int32_t sum;
+    memcpy(&scale[r], static_cast<const uint8_t*>(q[r]) + quads * 4, 4);
+    memcpy(&sum, static_cast<const uint8_t*>(q[r]) + quads * 4 + 4, 4);
+    start[r] = S::quads_start(sum);
+  }
+  narrow_int8_sums<TQ, NB>(quads, q, blocks, start, acc[0]);
+  const auto sum_of = [&](int r, int b) { return acc[b][r]; };
+#else
   I acc[TQ][NB];
   for (int r = 0; r < TQ; ++r) {
     int32_t sum;
@@ -79,9 +90,11 @@ inline void int8_scores_t(const AttentionArgs& p, const void* const* q, const ui
       for (int b = 0; b < NB; ++b) acc[r][b] = S::dot_quads(acc[r][b], k[b], x);
     }
   }
+  const auto sum_of = [&](int r, int b) { return acc[r][b]; };
+#endif
   for (int b = 0; b < NB; ++b) {
     const V ks = S::load(reinterpret_cast<const float*>(blocks[b] + scales));
     for (int r = 0; r < TQ; ++r)
-      S::store(out + r * kPartition + b * 16, S::mul(S::to_float(acc[r][b]), S::mul(S::set1(scale[r]), ks)));
+      S::store(out + r * kPartition + b * 16, S::mul(S::to_float(sum_of(r, b)), S::mul(S::set1(scale[r]), ks)));
   }
 }

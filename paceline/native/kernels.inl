@@ -54,6 +54,10 @@ struct Rows {
   inline const A* at(int r) const { return base[r / 3] + size_t(r % 3) * stride; }
 };
 
+#ifdef PACELINE_NARROW
+void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, int panels);
+#include "narrow.inl"
+#else
 // Which lines to ask for while a tile runs: `step` bytes further per step of the walk, two lines each for a stream.
 struct Prefetch {
   const uint8_t* at;
@@ -161,6 +165,7 @@ inline void panel_dispatch(int mr, const void* a, size_t lda, const uint8_t* w, 
   }
 #undef PL_CASE
 }
+#endif
 
 void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, int panels) {
   const int width = panels * 32;
@@ -194,6 +199,7 @@ void epilogue(const GemmArgs& g, const float* tmp, int row, int mr, int panel, i
     }
 }
 
+#ifndef PACELINE_NARROW
 // Panels [panel_begin, panel_end) of the product for all rows, in pairs (a gated result needs both). One tile of rows
 // streams the weights and prefetches its own stream. Several tiles find a pair of panels in the second-level cache,
 // and meanwhile ask for the next pair, each for its share, so that memory never waits for arithmetic.
@@ -238,11 +244,20 @@ void gemm_t(const GemmArgs& g) {
     for (size_t i = 0; i < g.next_bytes && i < size_t(kPrefetchBytes); i += 64) S::prefetch(g.next + i);
 }
 
+#endif
+
 void gemm(const GemmArgs& g) {
+#ifdef PACELINE_NARROW
+  if (g.w_f32)
+    narrow_gemm<true>(g);
+  else
+    narrow_gemm<false>(g);
+#else
   if (g.w_f32)
     gemm_t<true>(g);
   else
     gemm_t<false>(g);
+#endif
 }
 
 // ---------------------------------------------------------------- norms
@@ -368,29 +383,30 @@ void qkv_post(const QkvPostArgs& p, int row, int h, int block, int slot) {
 
 double peak_loop(long iterations, bool f32) {
   // loops over the accumulators are unrolled so that these live in registers
-  V acc[24];
+  constexpr int n = S::kPeakSums;
+  V acc[n];
 #pragma GCC unroll 24
-  for (int j = 0; j < 24; ++j) acc[j] = S::set1(float(j));  // distinct, or they would be computed once
+  for (int j = 0; j < n; ++j) acc[j] = S::distinct(float(j));  // or they would be computed once
   const V w = S::set1(1e-9f);
 #ifdef PACELINE_BF16_DOT
   if (!f32) {
     const Pairs wp = _mm512_set1_epi32(0x3f803f80);
     for (long i = 0; i < iterations; ++i) {
 #pragma GCC unroll 24
-      for (int j = 0; j < 24; ++j) acc[j] = S::dot_pairs(acc[j], wp, 0x3f803f80u);
+      for (int j = 0; j < n; ++j) acc[j] = S::dot_pairs(acc[j], wp, 0x3f803f80u);
     }
   } else
 #endif
     for (long i = 0; i < iterations; ++i) {
 #pragma GCC unroll 24
-      for (int j = 0; j < 24; ++j) acc[j] = S::fma(w, w, acc[j]);
+      for (int j = 0; j < n; ++j) acc[j] = S::fma(w, w, acc[j]);
     }
 #pragma GCC unroll 24
-  for (int j = 1; j < 24; ++j) acc[0] = S::add(acc[0], acc[j]);
+  for (int j = 1; j < n; ++j) acc[0] = S::add(acc[0], acc[j]);
   volatile float sink = lane_sum(acc[0]);
   (void)sink;
   const bool dot = S::kBf16Dot && !f32;
-  return double(iterations) * 24 * 16 * (dot ? 4 : 2);
+  return double(iterations) * n * 16 * (dot ? 4 : 2);
 }
 
 uint64_t read_loop(const uint8_t* p, size_t bytes, int prefetch_bytes) {

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#define PACELINE_NARROW 1  // products and attention as in narrow.inl
+
 namespace {
 
 struct V {
@@ -22,14 +24,16 @@ struct Quads {  // four int8 to a lane, as 16-bit pairs of the even and of the o
 };
 
 struct S {
-  static constexpr int kPanelRows = 2;
-  static constexpr int kHalfRows = 5;  // rows of a tile half a panel wide
-  static constexpr int kQueryTile = 3;
+  static constexpr int kQueryTile = 6;
+  static constexpr int kPeakSums = 6;
+  // registers of values that attention sums up at a time for so many query vectors
+  static constexpr int value_vectors(int vectors) { return vectors == 1 ? 4 : vectors == 2 ? 2 : 1; }
   static constexpr bool kBf16Dot = false;
   static constexpr const char* kName = "avx2";
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static V distinct(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x + 0.5f)}; }  // in its halves, too
   static V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
   static void store(float* p, V a) {
     _mm256_storeu_ps(p, a.lo);
@@ -107,13 +111,15 @@ struct S {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
   }
-  static I quads_start(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+  static I quads_start(int32_t sum) {  // keys have an offset of 128
+    return {_mm256_set1_epi32(-128 * sum), _mm256_set1_epi32(-128 * sum)};
+  }
   static Quads load_quads(const uint8_t* p) {
     Quads r;
     for (int i = 0; i < 2; ++i) {
-      const __m256i x = _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)(p + 32 * i)), _mm256_set1_epi8(-128));
-      r.even[i] = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8);
-      r.odd[i] = _mm256_srai_epi16(x, 8);
+      const __m256i x = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
+      r.even[i] = _mm256_and_si256(x, _mm256_set1_epi16(255));
+      r.odd[i] = _mm256_srli_epi16(x, 8);
     }
     return r;
   }

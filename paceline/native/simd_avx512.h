@@ -22,6 +22,9 @@ struct S {
   static constexpr int kPanelRows = 12;
   static constexpr int kHalfRows = 12;  // rows of a tile half a panel wide
   static constexpr int kQueryTile = 6;
+  static constexpr int kPeakSums = 24;
+  // registers of values that attention sums up at a time for so many query vectors
+  static constexpr int value_vectors(int) { return 4; }
 #ifdef PACELINE_BF16_DOT
   static constexpr bool kBf16Dot = true;
   static constexpr const char* kName = "avx512_bf16";
@@ -35,6 +38,7 @@ struct S {
 
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float x) { return _mm512_set1_ps(x); }
+  static V distinct(float x) { return _mm512_set1_ps(x); }
   static V load(const float* p) { return _mm512_loadu_ps(p); }
   static void store(float* p, V a) { _mm512_storeu_ps(p, a); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }

@@ -25,6 +25,9 @@ struct S {
   static constexpr int kPanelRows = 2;  // rows of a tile one panel wide
   static constexpr int kHalfRows = 2;   // rows of a tile half a panel wide
   static constexpr int kQueryTile = 2;
+  static constexpr int kPeakSums = 24;
+  // registers of values that attention sums up at a time for so many query vectors
+  static constexpr int value_vectors(int) { return 4; }
   static constexpr bool kBf16Dot = false;
   static constexpr const char* kName = "portable";
 
@@ -34,6 +37,7 @@ struct S {
     PL_EACH r.v[i] = x;
     return r;
   }
+  static V distinct(float x) { return set1(x); }
   static V load(const float* p) {
     V r;
     memcpy(r.v, p, 64);
