@@ -57,23 +57,72 @@ inline void store_int8_value(const float* x, int head_dim, uint8_t* block, int s
   memcpy(block + int8_scale_offset(head_dim) + (kKeysPerBlock + slot) * 4, &scale, 4);
 }
 
+#ifdef PACELINE_NARROW
+// Sums of N query vectors and the keys of a block: sums [N][16]. pairs: [quads][2] of each vector, `ld` apart.
+template <int N>
+PL_APART void narrow_int8_block(int quads, const int32_t* pairs, size_t ld, const uint8_t* block, I* sums) {
+  I acc[N];
+#pragma GCC unroll 4
+  for (int r = 0; r < N; ++r) acc[r] = sums[r];
+#pragma GCC unroll 1
+  for (int d = 0; d < quads; ++d) {
+    const Quads k = S::load_quads(block + d * 64);
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) {
+      const __m256i even = _mm256_set1_epi32(pairs[r * ld + 2 * d]), odd = _mm256_set1_epi32(pairs[r * ld + 2 * d + 1]);
+      const auto dot = [&](int i) {
+        return _mm256_add_epi32(_mm256_madd_epi16(k.even[i], even), _mm256_madd_epi16(k.odd[i], odd));
+      };
+      acc[r] = {_mm256_add_epi32(acc[r].lo, dot(0)), _mm256_add_epi32(acc[r].hi, dot(1))};
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < N; ++r) sums[r] = acc[r];
+}
+
+// As int8_scores_t of int8_cache.inl.
+template <int TQ, int NB>
+inline void narrow_int8_scores(int head_dim, const void* const* q, const uint8_t* const* blocks, float* out) {
+  constexpr size_t ld = kMaxHeadDim / 2;
+  const int quads = quads_of(head_dim);
+  const size_t scales = int8_scale_offset(head_dim);
+  float scale[TQ];
+  I start[TQ], sums[TQ];
+  int32_t pairs[TQ * ld];  // four values of a vector, as the 16-bit pairs that keys are in
+  for (int r = 0; r < TQ; ++r) {
+    const auto* vector = static_cast<const uint8_t*>(q[r]);
+    int32_t sum;
+    memcpy(&scale[r], vector + quads * 4, 4);
+    memcpy(&sum, vector + quads * 4 + 4, 4);
+    start[r] = S::quads_start(sum);
+    for (int d = 0; d < quads; ++d) {
+      int8_t four[4];
+      memcpy(four, vector + d * 4, 4);
+      pairs[r * ld + 2 * d] = int32_t(uint32_t(uint16_t(four[0])) | uint32_t(uint16_t(four[2])) << 16);
+      pairs[r * ld + 2 * d + 1] = int32_t(uint32_t(uint16_t(four[1])) | uint32_t(uint16_t(four[3])) << 16);
+    }
+  }
+  constexpr int n = TQ <= 3 ? TQ : (TQ + 1) / 2;
+  for (int b = 0; b < NB; ++b) {
+    for (int r = 0; r < TQ; ++r) sums[r] = start[r];
+    narrow_int8_block<n>(quads, pairs, ld, blocks[b], sums);
+    if constexpr (TQ > n) narrow_int8_block<TQ - n>(quads, pairs + n * ld, ld, blocks[b], sums + n);
+    const V ks = S::load(reinterpret_cast<const float*>(blocks[b] + scales));
+    for (int r = 0; r < TQ; ++r)
+      S::store(out + r * kPartition + b * 16, S::mul(S::to_float(sums[r]), S::mul(S::set1(scale[r]), ks)));
+  }
+}
+#endif
+
 // As scores_t of kernels.inl.
 template <int TQ, int NB>
 inline void int8_scores_t(const AttentionArgs& p, const void* const* q, const uint8_t* const* blocks, float* out) {
+#ifdef PACELINE_NARROW
+  narrow_int8_scores<TQ, NB>(p.head_dim, q, blocks, out);
+#else
   const int quads = quads_of(p.head_dim);
   const size_t scales = int8_scale_offset(p.head_dim);
   float scale[TQ];
-#ifdef PACELINE_NARROW
-  I start[TQ], acc[NB][TQ];
-  for (int r = 0; r < TQ; ++r) {
-    int32_t sum;
-    memcpy(&scale[r], static_cast<const uint8_t*>(q[r]) + quads * 4, 4);
-    memcpy(&sum, static_cast<const uint8_t*>(q[r]) + quads * 4 + 4, 4);
-    start[r] = S::quads_start(sum);
-  }
-  narrow_int8_sums<TQ, NB>(quads, q, blocks, start, acc[0]);
-  const auto sum_of = [&](int r, int b) { return acc[b][r]; };
-#else
   I acc[TQ][NB];
   for (int r = 0; r < TQ; ++r) {
     int32_t sum;
@@ -90,11 +139,10 @@ inline void int8_scores_t(const AttentionArgs& p, const void* const* q, const ui
       for (int b = 0; b < NB; ++b) acc[r][b] = S::dot_quads(acc[r][b], k[b], x);
     }
   }
-  const auto sum_of = [&](int r, int b) { return acc[r][b]; };
-#endif
   for (int b = 0; b < NB; ++b) {
     const V ks = S::load(reinterpret_cast<const float*>(blocks[b] + scales));
     for (int r = 0; r < TQ; ++r)
-      S::store(out + r * kPartition + b * 16, S::mul(S::to_float(sum_of(r, b)), S::mul(S::set1(scale[r]), ks)));
+      S::store(out + r * kPartition + b * 16, S::mul(S::to_float(acc[r][b]), S::mul(S::set1(scale[r]), ks)));
   }
+#endif
 }
