@@ -619,6 +619,68 @@ def draft_step(
     own noise; None: drawn with the target's.
     """
 
+class Acceptance:
+    """Conditional acceptance per position, with exponential forgetting: tries and hits of the drafts so far."""
+
+    def __init__(self) -> None: ...
+    @property
+    def tries(self) -> list[float]:
+        """Drafts that were put to the test, per position."""
+
+    @property
+    def hits(self) -> list[float]:
+        """Those of them that were kept."""
+
+    def observe(self, drafted: int, accepted: int, forget: float = 1.0) -> None:
+        """A draft of `drafted` tokens of which the first `accepted` were kept."""
+
+    def fade(self, share: float) -> None:
+        """Keep this share of the weight of what was seen."""
+
+    def expect(self, first: int, chances: Sequence[float], forget: float = 1.0) -> None:
+        """
+        Drafts behind the first `first`, all of which were kept, that were not put to the test: counted by their
+        calibrated chances, so that what was left out because it was doubtful does not look good.
+        """
+
+    def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
+        """Chance that each of `length` positions is kept; positions never tried follow the one before."""
+
+def best_lengths(
+    survivals: Sequence[Sequence[float]],
+    rows: float,
+    seconds: Sequence[float],
+    prices: Sequence[float],
+    found: Sequence[bool],
+    margin: float,
+) -> tuple[list[int], float]:
+    """See allotment.best_lengths. seconds[n]: of a pass of rows + n. prices[n]: of making n drafts."""
+
+def admitted(
+    survivals: Sequence[Sequence[float]], rows: float, seconds: Sequence[float], paid: float
+) -> list[int]:
+    """See allotment.admitted. seconds[n]: of a pass of rows + n."""
+
+def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
+    """See allotment.likeliest."""
+
+def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
+    """See allotment.survivals_of."""
+
+def alike(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], by: float) -> bool:
+    """Whether two lists of rows differ by no more in any place."""
+
+def calibrated(
+    logits: Sequence[float],
+    own: Sequence[float],
+    mix: tuple[float, float, float] | None,
+    temperatures: Sequence[float],
+) -> list[float]:
+    """See Calibration.chances. Of no temperatures, 1; of too few, the last one."""
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """See cost_table.rising."""
+
 def draft_candidates(
     logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],

@@ -1,25 +1,12 @@
-"""Which drafts a step makes or verifies: those that maximise expected committed tokens per second. Pure functions."""
+"""Which drafts a step makes or verifies: those that maximise expected committed tokens per second. Pure functions;
+the loops over drafts are native (`native/draft_lengths.cpp`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import mul
 
+from paceline import _native
 from paceline.speculation.cost_table import KNOTS, Costs
-
-
-def _by_survival(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
-    """All drafts as (-survival, request, position), those that are most likely to be kept first."""
-    return sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
-
-
-def _allot(drafts: Sequence[tuple[float, int, int]], requests: int) -> list[int]:
-    """How many of these drafts each request has."""
-    lengths = [0] * requests
-    for _, i, _ in drafts:
-        lengths[i] += 1
-    return lengths
 
 
 def best_lengths(
@@ -40,18 +27,10 @@ def best_lengths(
     order of their survival, as many as make the ratio largest. margin: what it takes beyond the ratio of a plain step
     for drafts to be made at all, as a share of it.
     """
-    rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    plain = rows / verify.seconds(rows)
-    best, best_rate = 0, (1.0 + margin) * plain
-    expected, drawn = float(rows), 0
-    for n, (negative, i, _) in enumerate(order, 1):
-        expected -= negative
-        drawn += not (found and found[i])
-        rate = expected / ((draft(drawn) if drawn else 0.0) + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals)), best_rate / plain if best else 1.0
+    rows, drafts = len(survivals) + other_rows, sum(map(len, survivals))
+    made = drafts if not found else sum(len(row) for row, free in zip(survivals, found, strict=True) if not free)
+    prices = [0.0, *map(draft, range(1, made + 1))]
+    return _native.best_lengths(survivals, rows, verify.several(rows, drafts), prices, found, margin)
 
 
 def most_gain(rows: int, drafts: int, verify: Costs) -> float:
@@ -65,14 +44,13 @@ def most_gain(rows: int, drafts: int, verify: Costs) -> float:
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
     """Draft lengths of so many drafts in all, those most likely to be kept, and how many will be on average."""
-    order = _by_survival(survivals)[:drafts]
-    return _allot(order, len(survivals)), -sum(negative for negative, _, _ in order)
+    return _native.likeliest(survivals, drafts)
 
 
 def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
     """Chance of each draft that it is kept together with those before it. trust: how many of the drafts that such
     chances promised came."""
-    return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
+    return _native.survivals_of(chances, trust)
 
 
 def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
@@ -92,11 +70,4 @@ def admitted(
     drafter's own noise needs. other_rows: as for `best_lengths`.
     """
     rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
-    for n, (negative, _, _) in enumerate(order, 1):
-        expected -= negative
-        rate = expected / (draft_seconds + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals))
+    return _native.admitted(survivals, rows, verify.several(rows, sum(map(len, survivals))), draft_seconds)

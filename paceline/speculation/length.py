@@ -8,12 +8,11 @@ other requests of the same drafter showed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from operator import mul
 
-from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance, Trust
+from paceline._native import DraftMemory
+from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, TRUST_FORGET, TRUST_PRIOR, Trust
 from paceline.speculation.allotment import admitted, best_lengths, likeliest, most_gain, slot_worths, survivals_of
 from paceline.speculation.cost_table import KNOTS, REFIT_AFTER, TRUST, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
@@ -56,31 +55,6 @@ def _margin(requests: int) -> float:
     return MARGIN * min(requests - 1, MARGIN_REQUESTS)
 
 
-@dataclass(slots=True)
-class _Choice:
-    """Lengths that are kept for a few steps, and what they were chosen for: requests, limits and rows of the pass, and
-    the survivals of drafts. planned: see `DraftLengthPolicy`."""
-
-    circumstances: tuple[object, ...]
-    survivals: list[Sequence[float]]
-    lengths: list[int]
-    planned: float
-    left: int = KEEP - 1  # steps
-
-    def holds(self, circumstances: tuple[object, ...], survivals: Sequence[Sequence[float]], like: float) -> bool:
-        """Whether they are good for one more step. like: by how much survivals may have changed."""
-        self.left -= 1
-        return (
-            self.left >= 0
-            and self.circumstances == circumstances
-            and all(
-                abs(a - b) <= like
-                for now, then in zip(survivals, self.survivals, strict=True)
-                for a, b in zip(now, then, strict=True)
-            )
-        )
-
-
 def _no_seconds(_: int) -> float:
     return 0.0
 
@@ -98,18 +72,15 @@ class DraftLengthPolicy:
         pace = Pace()
         self.verify: Costs = CostCurve(pace)
         self.draft: Costs = CostCurve(pace)
-        self.overall = Acceptance()
+        self._memory = DraftMemory(FORGET, PRIOR_FORGET, TRUST_PRIOR, TRUST_FORGET)
+        self.overall = self._memory.overall
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
         self.whole = False  # the drafter says how sure it is: draft a block or none, and cut what is doubtful
         self.confident = False  # and it says so of the drafts of a row, not only of a tree's
-        self._own: dict[int, Acceptance] = {}
-        self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
-        self._said: dict[int, float] = {}  # drafts to be kept, by their chances, among those that are verified
-        self._trust = Trust()  # of the chances that the drafter gives its rows
         self._planned = 0.0  # gain of the step's blocks over a plain step, by averages, before they were made
         self._option = OPTION  # how many times that comes of knowing what to cut, on average
-        self._tree_trust = Trust()  # and of those of its trees
+        self._tree_trust = Trust()  # of the chances that the drafter gives its trees
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
@@ -119,7 +90,8 @@ class DraftLengthPolicy:
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
-        self._kept: _Choice | None = None
+        self._kept: list[int] = []  # lengths that the memory may say are still good
+        self._kept_planned = 0.0  # `_planned` of them
         self._passed = 0  # steps that have kept it
         self._elapsed = 1  # in a step that chooses, steps since the choice before; 0 in one that keeps it
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -168,7 +140,7 @@ class DraftLengthPolicy:
         those for which there can be no drafts; these alone unless there are more."""
         rows = len(requests) + other_rows
         margin = _margin(max(decoding, len(requests)))
-        lengths = self._choose(requests, limits, rows, found or [()] * len(requests), margin)
+        lengths = self._choose(requests, limits, rows, found if any(found) else (), margin)
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
@@ -230,28 +202,25 @@ class DraftLengthPolicy:
             if self.worthwhile:
                 self._lose_hope(rows, False)
             return [0] * len(requests)
+        self._found_trust.forgive()
+        like = LIKE_CUT if self.whole else LIKE
+        if not found and self.worthwhile and self._memory.holds(requests, limits, rows, margin, like):
+            self._passed += 1
+            self._elapsed, self._planned = 0, self._kept_planned
+            return self._kept.copy()
+        self._promised = {r: row for r, row in zip(requests, found, strict=True) if row} if found else {}
+        found = [self._found_trust.of(row) for row in found] or [()] * len(requests)
         at_hand = [len(row) > 0 for row in found]
         asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
-        self._found_trust.forgive()
-        self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
-        if self._promised:
-            found = [self._found_trust.of(row) for row in found]
         if not self.worthwhile or not any(asked):
             self._elapsed = 1
             lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
             self._look_gain += (gain - 1.0) / GAIN_STEPS
             return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
-        survivals = [
-            row or (self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit))
-            for r, limit, row in zip(requests, limits, found, strict=True)
-        ]
-        circumstances = (requests, limits, rows, margin)
-        like = LIKE_CUT if self.whole else LIKE
-        if self._kept is not None and not any(at_hand) and self._kept.holds(circumstances, survivals, like):
-            self._passed += 1
-            self._elapsed, self._planned = 0, self._kept.planned
-            return list(self._kept.lengths)
-        self._kept, self._elapsed, self._passed = None, self._passed + 1, 0
+        own = self._memory.survivals(requests, limits)
+        survivals = [row or survival for row, survival in zip(found, own, strict=True)]
+        self._memory.drop()
+        self._elapsed, self._passed = self._passed + 1, 0
         # plain steps that a drafter follows take longer than those that are left to themselves
         beside = (1.0 + margin) / (1.0 + FOLLOW_SHARE) - 1.0
         draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
@@ -287,7 +256,8 @@ class DraftLengthPolicy:
             lengths = self._blocks(limits, at_hand, lengths)
         whole = self.confident and any(lengths) and not self._since_whole
         if not (tried or whole or self._hopeless or any(at_hand)):
-            self._kept = _Choice(circumstances, survivals, list(lengths), self._planned)
+            self._kept, self._kept_planned = lengths.copy(), self._planned
+            self._memory.keep(requests, limits, rows, margin, KEEP - 1)
         return lengths
 
     def _could_pay(self, rows: int, drafts: int, margin: float) -> bool:
@@ -364,7 +334,8 @@ class DraftLengthPolicy:
 
     def _decode_plainly(self, requests: int) -> list[int]:
         """In this step and the next ones."""
-        self._plain_steps, self._kept = PLAIN_STEPS - 1, None
+        self._plain_steps = PLAIN_STEPS - 1
+        self._memory.drop()
         return [0] * requests
 
     def _another_size(
@@ -407,13 +378,14 @@ class DraftLengthPolicy:
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
         """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""
-        usual = DRAFT_SHARE * self.verify.seconds(1)
         if not self.draft.known:
-            return usual
+            return DRAFT_SHARE * self.verify.seconds(1)
         rows = min(requests, tokens) + tokens
         seconds = self.draft.seconds(rows)
+        if self.draft.settled(rows, FEW):
+            return seconds
         # a drafter that few drafts made look dear would rest, and never be known better
-        return seconds if self.draft.settled(rows, FEW) else min(seconds, usual)
+        return min(seconds, DRAFT_SHARE * self.verify.seconds(1))
 
     def _hope(self, limits: Sequence[int], rows: int) -> tuple[list[int], float]:
         """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better, and how
@@ -480,20 +452,19 @@ class DraftLengthPolicy:
     ) -> None:
         """Cut drafts, in place, to what is worth verifying; see `admitted`. The chances are taken to be as
         wrong as they have been so far."""
-        made = [row for row in drafts if row]
+        verify, draft = self.verify, self.draft
+        if not self._elapsed and type(verify) is CostCurve and type(draft) is CostCurve:
+            if self._memory.trim(requests, drafts, chances, len(requests) + other_rows, verify, draft, FEW):
+                return
+        made = [len(row) for row in drafts if row]
         if not made:
             return
-        survivals = survivals_of(chances, self._trust.share)
-        paid = self._draft_seconds(len(made), sum(map(len, made)))
+        survivals = survivals_of(chances, self._memory.trust)
+        paid = self._draft_seconds(len(made), sum(made))
         lengths = admitted(survivals, self.verify, paid, other_rows)
         if self._elapsed:
             lengths = self._judge(survivals, lengths, paid, len(requests) + other_rows)
-        for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
-            if row and min(said) < 1.0:  # others are found, not drafted
-                self._said[request] = sum(accumulate(said[:length], mul))
-            if length < len(row):
-                self._cut[request] = list(said[length:])
-                del row[length:]
+        self._memory.cut(requests, drafts, chances, lengths)
 
     def _judge(self, survivals: Sequence[Sequence[float]], lengths: list[int], paid: float, rows: int) -> list[int]:
         """Learn from blocks, which took `paid` seconds, and how much of them is to be verified: those lengths or, now
@@ -541,7 +512,7 @@ class DraftLengthPolicy:
         sizes = admitted(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
         for request, row, size in zip(trees, chances, sizes, strict=True):
             if not size:
-                self._cut[request] = row[:1]
+                self._memory.leave_out(request, row[:1])
         return sizes
 
     def observe_tree(self, chances: Sequence[float], accepted: int) -> None:
@@ -556,19 +527,7 @@ class DraftLengthPolicy:
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
-        cut = self._cut.pop(request, [])
-        said = self._said.pop(request, None)
-        if said is not None and drafted:
-            self._trust.observe(said, accepted)
-        own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
-        if drafted:
-            self.overall.observe(drafted, accepted, PRIOR_FORGET)
-            own.observe(drafted, accepted, FORGET)
-        if cut and accepted == drafted:
-            self.overall.expect(drafted, cut, 1.0 if drafted else PRIOR_FORGET)
-            own.expect(drafted, cut, 1.0 if drafted else FORGET)
+        self._memory.observe(request, drafted, accepted)
 
     def finish(self, request: int) -> None:
-        self._own.pop(request, None)
-        self._cut.pop(request, None)
-        self._said.pop(request, None)
+        self._memory.finish(request)

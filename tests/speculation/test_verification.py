@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from functools import reduce
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.acceptance import TRUST_PRIOR, Acceptance
 from paceline.speculation.allotment import admitted, slot_worths, survivals_of
 from paceline.speculation.cost_table import CostTable
 from paceline.speculation.length import DraftLengthPolicy
@@ -66,16 +65,18 @@ def test_trimming_cuts_in_place_and_counts_what_was_left_out() -> None:
     lengths.trim([1, 2], drafts, [[0.99, 0.99, 0.01, 0.5], [0.01, 0.5, 0.5, 0.5]])
     assert drafts == [[1, 2], []]
     lengths.observe(1, 2, 2)
-    own = lengths._own[1]
+    own = lengths._memory.of(1)
+    assert own is not None
     assert own.tries == pytest.approx([1, 1, 1, 0.01]) and own.hits == pytest.approx([1, 1, 0.01, 0.005])
     lengths.observe(2, 0, 0)
-    assert lengths._own[2].tries == pytest.approx([1, 0.01, 0.005, 0.0025])
+    other = lengths._memory.of(2)
+    assert other is not None and other.tries == pytest.approx([1, 0.01, 0.005, 0.0025])
     lengths.trim([1], [[1, 2, 3]], [[0.99, 0.99, 0.01]])
     lengths.observe(1, 2, 1)  # refused before the cut: nothing is known of what lies behind it
-    assert lengths._own[1].tries[2] == pytest.approx(0.97)
+    assert own.tries[2] == pytest.approx(0.97)
     for request in (1, 2):
         lengths.finish(request)
-    assert not lengths._own and not lengths._cut
+    assert not len(lengths._memory)
 
 
 def test_a_request_whose_drafts_are_always_doubtful_is_no_longer_drafted_for() -> None:
@@ -130,16 +131,15 @@ def test_chances_that_promise_too_much_are_discounted() -> None:
             lengths.trim([1], drafts, [[0.8, 0.95, 0.98, 0.02]])
             lengths.observe(1, len(drafts[0]), min(accepted, len(drafts[0])))
     assert survivals_of([[0.5, 0.5]], 0.5) == [[0.25, 0.125]] and survivals_of([[0.9]], 2.0) == [[1.0]]
-    assert boasting._trust.share < 0.4
-    assert honest._trust.share == pytest.approx(1.0, abs=0.1)
+    assert boasting._memory.trust < 0.4
+    assert honest._memory.trust == pytest.approx(1.0, abs=0.1)
 
 
 def test_found_drafts_say_nothing_of_chances() -> None:
     lengths = policy()
-    before = replace(lengths._trust)
     lengths.trim([1], [[1, 2, 3]], [[1.0, 1.0, 1.0]])
     lengths.observe(1, 3, 0)
-    assert lengths._trust == before
+    assert lengths._memory.promised == lengths._memory.kept == TRUST_PRIOR
 
 
 def test_knowing_what_to_cut_is_worth_something() -> None:
