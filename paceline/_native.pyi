@@ -646,6 +646,137 @@ class Acceptance:
     def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
         """Chance that each of `length` positions is kept; positions never tried follow the one before."""
 
+class DraftMemory:
+    """What requests showed of their drafts, by their numbers, and lengths that are kept for a few steps."""
+
+    def __init__(self, forget: float, forget_overall: float, trust: float, forget_trust: float) -> None:
+        """
+        Weights of the past of a request and of all, at each draft; drafts for which chances are trusted as they are,
+        and the weight of those before at each.
+        """
+
+    @property
+    def overall(self) -> Acceptance:
+        """Of all requests."""
+
+    @property
+    def promised(self) -> float:
+        """Drafts that were to be kept by their chances."""
+
+    @property
+    def kept(self) -> float:
+        """Those that were."""
+
+    @property
+    def trust(self) -> float:
+        """Of what chances promise, what came."""
+
+    def of(self, request: int) -> Acceptance | None:
+        """Of one request; None: nothing."""
+
+    def __len__(self) -> int:
+        """Entries of requests."""
+
+    def survivals(self, requests: Sequence[int], limits: Sequence[int]) -> list[list[float]]:
+        """Chance of each of limits[i] drafts of each request to be kept together with those before it."""
+
+    def keep(
+        self, requests: Sequence[int], limits: Sequence[int], rows: int, margin: float, like: float, steps: int
+    ) -> None:
+        """
+        Lengths were chosen for these, and are good for so many steps, as long as no survival changes by more than
+        `like`.
+        """
+
+    def drop(self) -> None:
+        """Not for any more."""
+
+    def holds(self, requests: Sequence[int], limits: Sequence[int], rows: int, margin: float) -> bool:
+        """Whether those lengths are good for this step, which counts as one of the steps. If not, they are dropped."""
+
+    def cut(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        lengths: Sequence[int],
+    ) -> None:
+        """Cut drafts, in place, to lengths, and remember what their chances promise and what was left out."""
+
+    def trim(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        rows: int,
+        verify: CostCurve,
+        draft: CostCurve,
+        few: float,
+    ) -> bool:
+        """
+        `cut` to what is worth verifying (see allotment.admitted) beside `rows` rows, where `few` steps have shown what
+        such drafts take; else False, and nothing is done.
+        """
+
+    def leave_out(self, request: int, chances: Sequence[float]) -> None:
+        """Drafts with these chances were not verified."""
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        """What became of a draft."""
+
+    def finish(self, request: int) -> None:
+        """The request has ended."""
+
+class Pace:
+    """What curves of costs share; see cost_table.Pace."""
+
+    def __init__(
+        self, knots: Sequence[int], floor: Sequence[float], shapes: Sequence[Sequence[float]], any_level: float
+    ) -> None:
+        """
+        knots: rows, ascending. floor: logarithms of seconds there of a curve of which nothing is known. shapes:
+        covariance of curves around it, without their level, whose variance is any_level.
+        """
+
+class CostCurve:
+    """See cost_table.CostCurve."""
+
+    changes: int
+
+    def __init__(self, pace: Pace) -> None: ...
+    @property
+    def known(self) -> bool:
+        """Whether anything was observed."""
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Rows -> seconds, of the knots that were learned."""
+
+    @property
+    def row_seconds(self) -> float:
+        """What a row costs in a pass of many."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """
+        The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in a
+        few does: the better they are known, the fewer.
+        """
+
+    def start(self, values: Sequence[float], cov: Sequence[Sequence[float]], knots: Sequence[int]) -> None:
+        """
+        Begin with these logarithms of seconds at the knots and their covariance; knots: places of those that an earlier
+        run has shown.
+        """
+
+    def seconds(self, rows: int) -> float:
+        """At the pace of late; in passes of one row as long as nothing was observed."""
+
+    def several(self, rows: int, more: int) -> list[float]:
+        """The same of rows, rows + 1, ..., rows + more."""
+
+    def settled(self, rows: int, steps: float = 12.0) -> bool:
+        """Whether that many steps showed what passes of so many rows take."""
+
 def best_lengths(
     survivals: Sequence[Sequence[float]],
     rows: float,
@@ -666,6 +797,15 @@ def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[i
 
 def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
     """See allotment.survivals_of."""
+
+def slot_worths(
+    worths: Sequence[float],
+    survivals: Sequence[Sequence[float]],
+    token_seconds: float,
+    row_seconds: float,
+    steps: float,
+) -> list[float]:
+    """See allotment.slot_worths."""
 
 def alike(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], by: float) -> bool:
     """Whether two lists of rows differ by no more in any place."""

@@ -187,6 +187,20 @@ Rows survivals_of(const Rows& chances, double trust) {
   return out;
 }
 
+Row slot_worths(Row worths, const Rows& survivals, double token, double row_seconds, double steps) {
+  for (const Row& row : survivals) {
+    const size_t before = worths.size();
+    for (size_t j = 0; j < row.size(); ++j) {
+      const double saved = row[j] * token - row_seconds, worth = saved > 0.0 ? saved : 0.0;
+      if (j < before)
+        worths[j] += (worth - worths[j]) / steps;
+      else
+        worths.push_back(worth);
+    }
+  }
+  return worths;
+}
+
 bool alike(const Rows& a, const Rows& b, double by) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -223,16 +237,16 @@ class DraftMemory {
     return out;
   }
 
-  void keep(const Lengths& requests, const Lengths& limits, int64_t rows, double margin, int64_t steps) {
-    chosen_for_ = {requests, limits, rows, margin, survivals(requests, limits), steps};
+  void keep(const Lengths& requests, const Lengths& limits, int64_t rows, double margin, double like, int64_t steps) {
+    chosen_for_ = {requests, limits, rows, margin, survivals(requests, limits), like, steps};
   }
 
   void drop() { chosen_for_.steps = 0; }
 
-  bool holds(const Lengths& requests, const Lengths& limits, int64_t rows, double margin, double like) {
+  bool holds(const Lengths& requests, const Lengths& limits, int64_t rows, double margin) {
     Circumstances& then = chosen_for_;
     const bool good = then.steps > 0 && then.rows == rows && then.margin == margin && then.requests == requests &&
-                      then.limits == limits && alike(survivals(requests, limits), then.survivals, like);
+                      then.limits == limits && alike(survivals(requests, limits), then.survivals, then.like);
     then.steps = good ? then.steps - 1 : 0;
     return good;
   }
@@ -326,6 +340,7 @@ class DraftMemory {
     int64_t rows = 0;
     double margin = 0.0;
     Rows survivals;
+    double like = 0.0;
     int64_t steps = 0;  // for which they are still good
   };
   const double forget_, forget_overall_, forget_trust_;
@@ -380,12 +395,12 @@ void register_draft_lengths(nb::module_& m) {
       .def("__len__", &DraftMemory::size, "Entries of requests.")
       .def("survivals", &DraftMemory::survivals, "requests"_a, "limits"_a,
            "Chance of each of limits[i] drafts of each request to be kept together with those before it.")
-      .def("keep", &DraftMemory::keep, "requests"_a, "limits"_a, "rows"_a, "margin"_a, "steps"_a,
-           "Lengths were chosen for these, and are good for so many steps.")
+      .def("keep", &DraftMemory::keep, "requests"_a, "limits"_a, "rows"_a, "margin"_a, "like"_a, "steps"_a,
+           "Lengths were chosen for these, and are good for so many steps, as long as no survival changes by more than "
+           "`like`.")
       .def("drop", &DraftMemory::drop, "Not for any more.")
-      .def("holds", &DraftMemory::holds, "requests"_a, "limits"_a, "rows"_a, "margin"_a, "like"_a,
-           "Whether those lengths are good for this step, which counts as one of the steps: nothing has changed, and no "
-           "survival by more than `like`. If not, they are dropped.")
+      .def("holds", &DraftMemory::holds, "requests"_a, "limits"_a, "rows"_a, "margin"_a,
+           "Whether those lengths are good for this step, which counts as one of the steps. If not, they are dropped.")
       .def("cut", &DraftMemory::cut, "requests"_a, "drafts"_a, "chances"_a, "lengths"_a,
            "Cut drafts, in place, to lengths, and remember what their chances promise and what was left out.")
       .def("trim", &DraftMemory::trim, "requests"_a, "drafts"_a, "chances"_a, "rows"_a, "verify"_a, "draft"_a, "few"_a,
@@ -400,6 +415,8 @@ void register_draft_lengths(nb::module_& m) {
         "See allotment.admitted. seconds[n]: of a pass of rows + n.");
   m.def("likeliest", &likeliest, "survivals"_a, "drafts"_a, "See allotment.likeliest.");
   m.def("survivals_of", &survivals_of, "chances"_a, "trust"_a = 1.0, "See allotment.survivals_of.");
+  m.def("slot_worths", &slot_worths, "worths"_a, "survivals"_a, "token_seconds"_a, "row_seconds"_a, "steps"_a,
+        "See allotment.slot_worths.");
   m.def("alike", &alike, "a"_a, "b"_a, "by"_a, "Whether two lists of rows differ by no more in any place.");
   m.def("calibrated", &calibrated, "logits"_a, "own"_a, "mix"_a.none(), "temperatures"_a,
         "See Calibration.chances. Of no temperatures, 1; of too few, the last one.");

@@ -12,7 +12,7 @@ from paceline.speculation.cost_table import KNOTS, Costs
 def best_lengths(
     survivals: Sequence[Sequence[float]],
     verify: Costs,
-    draft: Callable[[int], float],
+    draft: Callable[[int], float] | float,
     other_rows: int = 0,
     found: Sequence[bool] = (),
     margin: float = 0.0,
@@ -21,7 +21,8 @@ def best_lengths(
     many times those of a plain step that is.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
-    be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
+    be drafted. draft: tokens drafted by all -> seconds, or seconds whatever their number, apart from the pass that
+    verifies them. other_rows: rows of the
     pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
     once whatever the drafts do. found: requests whose drafts are at hand and take no time. Draft tokens are admitted in
     order of their survival, as many as make the ratio largest. margin: what it takes beyond the ratio of a plain step
@@ -29,7 +30,7 @@ def best_lengths(
     """
     rows, drafts = len(survivals) + other_rows, sum(map(len, survivals))
     made = drafts if not found else sum(len(row) for row, free in zip(survivals, found, strict=True) if not free)
-    prices = [0.0, *map(draft, range(1, made + 1))]
+    prices = [0.0, *map(draft, range(1, made + 1))] if callable(draft) else [draft] * (made + 1)
     return _native.best_lengths(survivals, rows, verify.several(rows, drafts), prices, found, margin)
 
 
@@ -53,10 +54,18 @@ def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list
     return _native.survivals_of(chances, trust)
 
 
-def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
-    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
-    its row costs; a draft for which that is too much is not verified, and saves nothing."""
-    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
+def slot_worths(
+    worths: Sequence[float],
+    survivals: Sequence[Sequence[float]],
+    token_seconds: float,
+    row_seconds: float,
+    steps: float,
+) -> list[float]:
+    """Seconds that each draft of a block saves on average over so many `steps`, from what they were thought to save
+    (`worths`; of further slots, what the first block shows) and the drafts of some blocks: what a committed token takes,
+    as likely as the draft is kept, less what its row costs; a draft for which that is too much is not verified, and
+    saves nothing."""
+    return _native.slot_worths(worths, survivals, token_seconds, row_seconds, steps)
 
 
 def admitted(

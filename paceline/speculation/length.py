@@ -85,13 +85,13 @@ class DraftLengthPolicy:
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
         self._warming_up = WARM_UP
-        self._worths: list[float] = []  # seconds that each slot of a block saves, on average
+        self._worths: Sequence[float] = ()  # seconds that each slot of a block saves, on average
         self._since_whole = 0  # choices
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
         self._kept: list[int] = []  # lengths that the memory may say are still good
-        self._kept_planned = 0.0  # `_planned` of them
+        self._kept_until = 0  # changes of costs: from then on it is asked again whether drafts could pay at all
         self._passed = 0  # steps that have kept it
         self._elapsed = 1  # in a step that chooses, steps since the choice before; 0 in one that keeps it
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -102,6 +102,7 @@ class DraftLengthPolicy:
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
         self._found_trust = Trust()  # of what drafts at hand have been worth
+        self._found_used = False  # any so far
         self._promised: dict[int, Sequence[float]] = {}  # their survival in this step
         self._look_gain = 1.0 + FRESH  # of drafts at hand over plain steps, on average of late, while a drafter rests
         self._look_patience = 1
@@ -139,8 +140,21 @@ class DraftLengthPolicy:
         many as its limit; empty where the drafter has to make them. decoding: requests that decode in this step, with
         those for which there can be no drafts; these alone unless there are more."""
         rows = len(requests) + other_rows
-        margin = _margin(max(decoding, len(requests)))
-        lengths = self._choose(requests, limits, rows, found if any(found) else (), margin)
+        decoding = max(decoding, len(requests))
+        margin = _margin(decoding) if decoding > 1 else 0.0
+        if (
+            self.verify.changes < self._kept_until
+            and self.worthwhile
+            and not (self._plain_steps or any(found))
+            and self._memory.holds(requests, limits, rows, margin)
+        ):
+            if self._found_used:
+                self._found_trust.forgive()
+            self._passed += 1
+            self._elapsed = 0
+            lengths = self._kept.copy()
+        else:
+            lengths = self._choose(requests, limits, rows, found if any(found) else (), margin)
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
@@ -202,31 +216,38 @@ class DraftLengthPolicy:
             if self.worthwhile:
                 self._lose_hope(rows, False)
             return [0] * len(requests)
-        self._found_trust.forgive()
-        like = LIKE_CUT if self.whole else LIKE
-        if not found and self.worthwhile and self._memory.holds(requests, limits, rows, margin, like):
+        if not found and self.worthwhile and self._memory.holds(requests, limits, rows, margin):
+            self._found_trust.forgive()
+            self._kept_until = self._payable_since + REFIT_AFTER
             self._passed += 1
-            self._elapsed, self._planned = 0, self._kept_planned
+            self._elapsed = 0
             return self._kept.copy()
-        self._promised = {r: row for r, row in zip(requests, found, strict=True) if row} if found else {}
-        found = [self._found_trust.of(row) for row in found] or [()] * len(requests)
-        at_hand = [len(row) > 0 for row in found]
-        asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        self._found_trust.forgive()
+        self._promised, nothing_at_hand = {}, not found
+        at_hand, asked = [False] * len(requests), limits
+        if found:
+            self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
+            found = [self._found_trust.of(row) for row in found]
+            at_hand = [len(row) > 0 for row in found]
+            asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        else:
+            found = [()] * len(requests)
         if not self.worthwhile or not any(asked):
             self._elapsed = 1
             lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
             self._look_gain += (gain - 1.0) / GAIN_STEPS
             return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
         own = self._memory.survivals(requests, limits)
-        survivals = [row or survival for row, survival in zip(found, own, strict=True)]
+        survivals = own if nothing_at_hand else [row or kept for row, kept in zip(found, own, strict=True)]
         self._memory.drop()
         self._elapsed, self._passed = self._passed + 1, 0
         # plain steps that a drafter follows take longer than those that are left to themselves
         beside = (1.0 + margin) / (1.0 + FOLLOW_SHARE) - 1.0
-        draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
+        made = len(requests) - sum(at_hand)
+        draft: Callable[[int], float] | float = partial(self._draft_seconds, made)
         if self.whole:  # however few of them will be verified
-            draft = partial(self._whole_seconds, draft(sum(min(limit, self._usual) for limit in asked)))
-        if self.confident and not any(at_hand):
+            draft = self._draft_seconds(made, sum([min(limit, self._usual) for limit in asked]))
+        if self.confident and nothing_at_hand:
             lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
             gain = self._planned * max(1.0, self._option)
             if gain <= 1.0 + beside:
@@ -235,10 +256,10 @@ class DraftLengthPolicy:
             lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, beside)
             self._planned = 0.0
         alone = [0] * len(requests)
-        if any(at_hand):  # what the drafter brings beside them
+        if not nothing_at_hand:  # what the drafter brings beside them
             alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand, margin)
             gain /= without
-        if not any(length and not free for length, free in zip(lengths, at_hand, strict=True)):
+        if not any([length and not free for length, free in zip(lengths, at_hand, strict=True)]):
             gain = 1.0 / (1.0 + FOLLOW_SHARE)
         self._gain += (gain - self._gain) * self._elapsed / GAIN_STEPS
         if self._gain < 1.0 and self._hope(asked, rows)[1] < (1.0 + UPSIDE) * (1.0 + margin):
@@ -255,9 +276,9 @@ class DraftLengthPolicy:
         if self.whole:
             lengths = self._blocks(limits, at_hand, lengths)
         whole = self.confident and any(lengths) and not self._since_whole
-        if not (tried or whole or self._hopeless or any(at_hand)):
-            self._kept, self._kept_planned = lengths.copy(), self._planned
-            self._memory.keep(requests, limits, rows, margin, KEEP - 1)
+        if nothing_at_hand and not (tried or whole or self._hopeless):
+            self._kept, self._kept_until = lengths.copy(), self._payable_since + REFIT_AFTER
+            self._memory.keep(requests, limits, rows, margin, LIKE_CUT if self.whole else LIKE, KEEP - 1)
         return lengths
 
     def _could_pay(self, rows: int, drafts: int, margin: float) -> bool:
@@ -275,14 +296,16 @@ class DraftLengthPolicy:
     def _blocks(self, limits: Sequence[int], found: Sequence[bool], lengths: list[int]) -> list[int]:
         """Slots to draft for requests that were given some: all that pay for themselves, to be cut when it is known how
         sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
-        made = [i for i, length in enumerate(lengths) if length and not found[i]]
-        most = sum(limits[i] for i in made)
+        made = most = 0
+        for length, limit, free in zip(lengths, limits, found, strict=True):
+            if length and not free:
+                made, most = made + 1, most + limit
         if not made:
             return lengths
-        slots = max(limits) if not self.confident else self._slots(len(made), most)
+        slots = max(limits) if not self.confident else self._slots(made, most)
         return [
-            min(limits[i], max(length, slots)) if length and not found[i] else length
-            for i, length in enumerate(lengths)
+            min(limit, max(length, slots)) if length and not free else length
+            for length, limit, free in zip(lengths, limits, found, strict=True)
         ]
 
     def _slots(self, requests: int, most: int) -> int:
@@ -309,10 +332,9 @@ class DraftLengthPolicy:
 
         def lost(tried: Sequence[int], expected: float) -> float:
             """Against as many tokens at the rate that was chosen."""
-            planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+            planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
-        plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
         if self.verify.known and not self.verify.settled(rows, FEW):
             return self._decode_plainly(len(lengths))
         if not self.confident and (unknown := self._unknown(rows, sum(map(len, survivals)), FEW)):
@@ -320,8 +342,10 @@ class DraftLengthPolicy:
             if lost(tried, expected) < now:
                 self._newcomers -= 1
                 return tried
-        price = lost(plain, 0.0)  # of a plain step's time, it is what it lacks to the rate that was chosen
-        far = price * (1.0 + UPSIDE) > UPSIDE * self.verify.seconds(rows)
+        planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
+        plain = self.verify.seconds(rows)  # also where blocks are drafted, whose own sizes are tried as they are cut
+        price = plain - rows * now / planned  # what it lacks to the rate that was chosen
+        far = price * (1.0 + UPSIDE) > UPSIDE * plain
         share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
         self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
         price = max(PLAIN_STEPS * price, LEAST_PRICE * now)
@@ -371,10 +395,6 @@ class DraftLengthPolicy:
         made = [length for length, free in zip(lengths, found, strict=True) if length and not free]
         drafting = self._draft_seconds(len(made), sum(made)) if made else 0.0
         return self.verify.seconds(rows + sum(lengths)) + drafting
-
-    @staticmethod
-    def _whole_seconds(seconds: float, _: int) -> float:
-        return seconds
 
     def _draft_seconds(self, requests: int, tokens: int) -> float:
         """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""
@@ -470,7 +490,7 @@ class DraftLengthPolicy:
         """Learn from blocks, which took `paid` seconds, and how much of them is to be verified: those lengths or, now
         and then, others."""
         now = paid + self.verify.seconds(rows + sum(lengths))
-        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+        planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
         self._weigh_slots([row for row in survivals if row], rows)
         if self._planned:
             found = planned / now * self.verify.seconds(rows) / rows / self._planned
@@ -498,11 +518,7 @@ class DraftLengthPolicy:
         token = plain / (rows * max(1.0, self._planned * self._option))
         drafts = sum(map(len, blocks))
         row = (self.verify.seconds(rows + drafts) - plain) / drafts
-        for survival in blocks:
-            worths = slot_worths(survival, token, row)
-            for j, worth in enumerate(worths[: len(self._worths)]):
-                self._worths[j] += (worth - self._worths[j]) / GAIN_STEPS
-            self._worths += worths[len(self._worths) :]
+        self._worths = slot_worths(self._worths, blocks, token, row, GAIN_STEPS)
 
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
@@ -523,6 +539,7 @@ class DraftLengthPolicy:
         """So many drafts that a request had at hand were verified and kept."""
         survival = self._promised.pop(request, ())
         if survival and drafted:
+            self._found_used = True
             self._found_trust.observe(sum(survival[:drafted]), accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:

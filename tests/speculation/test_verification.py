@@ -105,7 +105,8 @@ def test_expected_drafts_keep_chances_chances(chances: list[float], first: int) 
 
 
 def test_slots_that_cannot_pay_are_not_drafted() -> None:
-    assert slot_worths([0.8, 0.5, 0.2], 1.0, 0.3) == pytest.approx([0.5, 0.2, 0.0])
+    assert slot_worths((), [[0.8, 0.5, 0.2]], 1.0, 0.3, 4.0) == pytest.approx([0.5, 0.2, 0.0])
+    assert slot_worths([0.5], [[0.4, 0.5]], 1.0, 0.3, 4.0) == pytest.approx([0.4, 0.2])
     lengths = policy()
     lengths.whole = lengths.confident = True
     lengths.draft = table({rows: 0.1 + 0.02 * rows for rows in range(1, 60)})
