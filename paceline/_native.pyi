@@ -787,9 +787,7 @@ def best_lengths(
 ) -> tuple[list[int], float]:
     """See allotment.best_lengths. seconds[n]: of a pass of rows + n. prices[n]: of making n drafts."""
 
-def admitted(
-    survivals: Sequence[Sequence[float]], rows: float, seconds: Sequence[float], paid: float
-) -> list[int]:
+def admitted(survivals: Sequence[Sequence[float]], rows: float, seconds: Sequence[float], paid: float) -> list[int]:
     """See allotment.admitted. seconds[n]: of a pass of rows + n."""
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
@@ -801,11 +799,11 @@ def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list
 def slot_worths(
     worths: Sequence[float],
     survivals: Sequence[Sequence[float]],
+    seconds: Sequence[float],
     token_seconds: float,
-    row_seconds: float,
     steps: float,
 ) -> list[float]:
-    """See allotment.slot_worths."""
+    """See allotment.slot_worths. seconds[n]: of a pass with n drafts."""
 
 def alike(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], by: float) -> bool:
     """Whether two lists of rows differ by no more in any place."""

@@ -26,17 +26,17 @@ namespace {
 
 constexpr double kNoise = 0.2 * 0.2;  // of a step, as all variances here of the logarithm of seconds; what disturbs one
                                       // disturbs the next, too
-constexpr double kPaceStep = 0.03 * 0.03;      // by which the pace wanders from one step to the next
-constexpr double kForget = 1.0 / 8192;         // of what is known of the shape of curves, with each step that counts
-constexpr double kAnyPace = 0.3 * 0.3;         // of the present against an earlier run
-constexpr double kFarOut = 2.0;                // standard deviations; a step counts no further than that
-constexpr double kDoubt = 256.0;               // part of its square that counts against what is known of the size
-constexpr int kJumpAfter = 3;                  // steps in a row that are as far out: it is not one size
-constexpr double kUnseen = 1e-3;               // weight of a size that was never seen, in steps
-constexpr int64_t kStaleAfter = 4096;          // steps since a size was last seen: it is believed less and less then
-constexpr double kFading = 0.02;               // of the way to what the floor says, at each fit
-constexpr int64_t kRefitAfter = 4;             // observations
-constexpr int64_t kLookEvery = 8;              // steps of a settled size, at most
+constexpr double kPaceStep = 0.03 * 0.03;  // by which the pace wanders from one step to the next
+constexpr double kForget = 1.0 / 8192;     // of what is known of the shape of curves, with each step that counts
+constexpr double kAnyPace = 0.3 * 0.3;     // of the present against an earlier run
+constexpr double kFarOut = 2.0;            // standard deviations; a step counts no further than that
+constexpr double kDoubt = 256.0;           // part of its square that counts against what is known of the size
+constexpr int kJumpAfter = 3;              // steps in a row that are as far out: it is not one size
+constexpr double kUnseen = 1e-3;           // weight of a size that was never seen, in steps
+constexpr int64_t kStaleAfter = 4096;      // steps since a size was last seen: it is believed less and less then
+constexpr double kFading = 0.02;           // of the way to what the floor says, at each fit
+constexpr int64_t kRefitAfter = 4;         // observations
+constexpr int64_t kLookEvery = 8;          // steps of a settled size, at most
 constexpr double kTrust = CostCurve::kTrust;
 
 // The least value at which half of the weight is reached.
@@ -86,7 +86,8 @@ Pace::Pace(std::vector<int64_t> knots, std::vector<double> floor, const std::vec
            double any_level)
     : knots(std::move(knots)), floor(std::move(floor)), any_level_(any_level) {
   const size_t n = this->knots.size();
-  if (n == 0 || this->floor.size() != n || shapes.size() != n || !std::is_sorted(this->knots.begin(), this->knots.end()))
+  if (n == 0 || this->floor.size() != n || shapes.size() != n ||
+      !std::is_sorted(this->knots.begin(), this->knots.end()))
     throw std::invalid_argument("knots: ascending, each with a floor and a row of shapes");
   for (const std::vector<double>& row : shapes) {
     if (row.size() != n) throw std::invalid_argument("shapes: a square");
@@ -175,10 +176,7 @@ void Pace::preset(size_t first, const std::vector<double>& values, const std::ve
 }
 
 CostCurve::CostCurve(std::shared_ptr<Pace> pace)
-    : pace_(std::move(pace)),
-      first_(pace_->join()),
-      weight_(pace_->knots.size(), 0.0),
-      last_(pace_->knots.size(), 0) {}
+    : pace_(std::move(pace)), first_(pace_->join()), weight_(pace_->knots.size(), 0.0), last_(pace_->knots.size(), 0) {}
 
 std::vector<std::pair<size_t, double>> CostCurve::near(int64_t rows) const {
   const std::vector<int64_t>& knots = pace_->knots;
@@ -311,7 +309,8 @@ void register_cost_curve(nb::module_& m) {
       .def_rw("changes", &CostCurve::changes, "Steps that were observed.")
       .def_prop_ro("known", &CostCurve::known, "Whether anything was observed.")
       .def("observe", &CostCurve::observe, "rows"_a, "seconds"_a,
-           "The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in "
+           "The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one "
+           "in "
            "a few does: the better they are known, the fewer.")
       .def("start", &CostCurve::start, "values"_a, "cov"_a, "knots"_a,
            "Begin with these logarithms of seconds at the knots and their covariance; knots: places of those that an "

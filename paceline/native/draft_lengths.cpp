@@ -187,11 +187,33 @@ Rows survivals_of(const Rows& chances, double trust) {
   return out;
 }
 
-Row slot_worths(Row worths, const Rows& survivals, double token, double row_seconds, double steps) {
+// What a row costs more for each slot, when all blocks have one slot more: slopes of the largest convex curve below the
+// costs, since a dear slot may be what leads to cheap ones.
+Row row_prices(const Row& seconds, size_t blocks, size_t slots) {
+  need(seconds.size(), blocks * slots + 1, "seconds");
+  std::vector<size_t> corners{0};
+  const auto slope = [&](size_t from, size_t to) {
+    return (seconds[to * blocks] - seconds[from * blocks]) / double((to - from) * blocks);
+  };
+  for (size_t j = 1; j <= slots; ++j) {
+    while (corners.size() > 1 && slope(corners[corners.size() - 2], corners.back()) >= slope(corners.back(), j))
+      corners.pop_back();
+    corners.push_back(j);
+  }
+  Row out;
+  for (size_t c = 1; c < corners.size(); ++c)
+    out.insert(out.end(), corners[c] - corners[c - 1], slope(corners[c - 1], corners[c]));
+  return out;
+}
+
+Row slot_worths(Row worths, const Rows& survivals, const Row& seconds, double token, double steps) {
+  size_t longest = 0;
+  for (const Row& row : survivals) longest = std::max(longest, row.size());
+  const Row prices = row_prices(seconds, survivals.size(), longest);
   for (const Row& row : survivals) {
     const size_t before = worths.size();
     for (size_t j = 0; j < row.size(); ++j) {
-      const double saved = row[j] * token - row_seconds, worth = saved > 0.0 ? saved : 0.0;
+      const double saved = row[j] * token - prices[j], worth = saved > 0.0 ? saved : 0.0;
       if (j < before)
         worths[j] += (worth - worths[j]) / steps;
       else
@@ -218,11 +240,7 @@ class DraftMemory {
   double promised, kept;  // drafts, by their chances and in truth
 
   DraftMemory(double forget, double forget_overall, double trust, double forget_trust)
-      : promised(trust),
-        kept(trust),
-        forget_(forget),
-        forget_overall_(forget_overall),
-        forget_trust_(forget_trust) {}
+      : promised(trust), kept(trust), forget_(forget), forget_overall_(forget_overall), forget_trust_(forget_trust) {}
 
   double trust() const { return kept / promised; }
 
@@ -231,8 +249,7 @@ class DraftMemory {
     Rows out(requests.size());
     for (size_t i = 0; i < requests.size(); ++i) {
       const auto own = own_.find(requests[i]);
-      out[i] =
-          own == own_.end() ? overall.survival(limits[i], nullptr) : own->second.survival(limits[i], &overall);
+      out[i] = own == own_.end() ? overall.survival(limits[i], nullptr) : own->second.survival(limits[i], &overall);
     }
     return out;
   }
@@ -406,7 +423,8 @@ void register_draft_lengths(nb::module_& m) {
       .def("trim", &DraftMemory::trim, "requests"_a, "drafts"_a, "chances"_a, "rows"_a, "verify"_a, "draft"_a, "few"_a,
            "`cut` to what is worth verifying (see allotment.admitted) beside `rows` rows, where `few` steps have shown "
            "what such drafts take; else False, and nothing is done.")
-      .def("leave_out", &DraftMemory::leave_out, "request"_a, "chances"_a, "Drafts with these chances were not verified.")
+      .def("leave_out", &DraftMemory::leave_out, "request"_a, "chances"_a,
+           "Drafts with these chances were not verified.")
       .def("observe", &DraftMemory::observe, "request"_a, "drafted"_a, "accepted"_a, "What became of a draft.")
       .def("finish", &DraftMemory::finish, "request"_a, "The request has ended.");
   m.def("best_lengths", &best_lengths, "survivals"_a, "rows"_a, "seconds"_a, "prices"_a, "found"_a, "margin"_a,
@@ -415,8 +433,8 @@ void register_draft_lengths(nb::module_& m) {
         "See allotment.admitted. seconds[n]: of a pass of rows + n.");
   m.def("likeliest", &likeliest, "survivals"_a, "drafts"_a, "See allotment.likeliest.");
   m.def("survivals_of", &survivals_of, "chances"_a, "trust"_a = 1.0, "See allotment.survivals_of.");
-  m.def("slot_worths", &slot_worths, "worths"_a, "survivals"_a, "token_seconds"_a, "row_seconds"_a, "steps"_a,
-        "See allotment.slot_worths.");
+  m.def("slot_worths", &slot_worths, "worths"_a, "survivals"_a, "seconds"_a, "token_seconds"_a, "steps"_a,
+        "See allotment.slot_worths. seconds[n]: of a pass with n drafts.");
   m.def("alike", &alike, "a"_a, "b"_a, "by"_a, "Whether two lists of rows differ by no more in any place.");
   m.def("calibrated", &calibrated, "logits"_a, "own"_a, "mix"_a.none(), "temperatures"_a,
         "See Calibration.chances. Of no temperatures, 1; of too few, the last one.");

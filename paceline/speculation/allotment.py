@@ -57,15 +57,20 @@ def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list
 def slot_worths(
     worths: Sequence[float],
     survivals: Sequence[Sequence[float]],
+    verify: Costs,
     token_seconds: float,
-    row_seconds: float,
     steps: float,
+    rows: int,
 ) -> list[float]:
-    """Seconds that each draft of a block saves on average over so many `steps`, from what they were thought to save
-    (`worths`; of further slots, what the first block shows) and the drafts of some blocks: what a committed token takes,
-    as likely as the draft is kept, less what its row costs; a draft for which that is too much is not verified, and
-    saves nothing."""
-    return _native.slot_worths(worths, survivals, token_seconds, row_seconds, steps)
+    """Seconds that each slot of a block saves on average over so many `steps`, from what it was thought to save
+    (`worths`; of further slots, what the first block shows) and the drafts of some blocks, beside `rows` rows.
+
+    A draft saves what a committed token takes, as likely as it is kept, less what its row costs more than a pass
+    without it, all blocks having as many; a draft for which that is too much is not verified, and saves nothing. Rows
+    are priced along the largest convex curve below the costs.
+    """
+    seconds = verify.several(rows, len(survivals) * max(map(len, survivals)))
+    return _native.slot_worths(worths, survivals, seconds, token_seconds, steps)
 
 
 def admitted(

@@ -86,6 +86,7 @@ class DraftLengthPolicy:
         self._newcomers = NEWCOMERS
         self._warming_up = WARM_UP
         self._worths: Sequence[float] = ()  # seconds that each slot of a block saves, on average
+        self._weighed = 0.0  # blocks, at most those that count
         self._since_whole = 0  # choices
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
@@ -473,9 +474,13 @@ class DraftLengthPolicy:
         """Cut drafts, in place, to what is worth verifying; see `admitted`. The chances are taken to be as
         wrong as they have been so far."""
         verify, draft = self.verify, self.draft
-        if not self._elapsed and type(verify) is CostCurve and type(draft) is CostCurve:
-            if self._memory.trim(requests, drafts, chances, len(requests) + other_rows, verify, draft, FEW):
-                return
+        if (
+            not self._elapsed
+            and type(verify) is CostCurve
+            and type(draft) is CostCurve
+            and self._memory.trim(requests, drafts, chances, len(requests) + other_rows, verify, draft, FEW)
+        ):
+            return
         made = [len(row) for row in drafts if row]
         if not made:
             return
@@ -491,7 +496,8 @@ class DraftLengthPolicy:
         and then, others."""
         now = paid + self.verify.seconds(rows + sum(lengths))
         planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
-        self._weigh_slots([row for row in survivals if row], rows)
+        if self.verify.known:  # until then costs are in passes of one row
+            self._weigh_slots([row for row in survivals if row], rows)
         if self._planned:
             found = planned / now * self.verify.seconds(rows) / rows / self._planned
             self._option += (min(found, MOST_OPTION) - self._option) * self._elapsed / GAIN_STEPS
@@ -514,11 +520,9 @@ class DraftLengthPolicy:
         return next((k - rows for k in sizes if not self.verify.settled(k, steps)), 0)
 
     def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
-        plain = self.verify.seconds(rows)
-        token = plain / (rows * max(1.0, self._planned * self._option))
-        drafts = sum(map(len, blocks))
-        row = (self.verify.seconds(rows + drafts) - plain) / drafts
-        self._worths = slot_worths(self._worths, blocks, token, row, GAIN_STEPS)
+        token = self.verify.seconds(rows) / (rows * max(1.0, self._planned * self._option))
+        self._weighed = min(self._weighed + 1.0, GAIN_STEPS)
+        self._worths = slot_worths(self._worths, blocks, self.verify, token, self._weighed, rows)
 
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's

@@ -146,15 +146,22 @@ def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list
     return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
 
 
-def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
-    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
-    its row costs; a draft for which that is too much is not verified, and saves nothing."""
-    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
+def row_prices(seconds: Sequence[float], blocks: int, slots: int) -> list[float]:
+    """What a row costs more for each slot, along the largest convex curve below the costs of as many slots of all
+    blocks: at each place the lowest of all lines from a size before it to one behind it."""
+    costs = [seconds[j * blocks] for j in range(slots + 1)]
+    below = [
+        min(
+            costs[i] if i == k else costs[i] + (costs[k] - costs[i]) * (j - i) / (k - i)
+            for i in range(j + 1)
+            for k in range(j, slots + 1)
+        )
+        for j in range(slots + 1)
+    ]
+    return [(below[j + 1] - below[j]) / blocks for j in range(slots)]
 
 
-def admitted(
-    survivals: Sequence[Sequence[float]], verify: Any, draft_seconds: float, other_rows: int = 0
-) -> list[int]:
+def admitted(survivals: Sequence[Sequence[float]], verify: Any, draft_seconds: float, other_rows: int = 0) -> list[int]:
     """How many of the drafts of each request to verify, now that they are made and their chances known.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept together with those before it, or that node of its

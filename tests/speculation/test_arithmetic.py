@@ -20,9 +20,7 @@ from paceline.speculation.cost_table import KNOTS, CostCurve, CostTable, Pace, r
 from . import arithmetic as python
 
 CHANCES = st.floats(0.0, 1.0)
-SURVIVALS = st.lists(
-    st.lists(CHANCES, max_size=7).map(lambda row: sorted(row, reverse=True)), min_size=1, max_size=5
-)
+SURVIVALS = st.lists(st.lists(CHANCES, max_size=7).map(lambda row: sorted(row, reverse=True)), min_size=1, max_size=5)
 
 
 def table(seed: int, rows: int) -> CostTable:
@@ -61,17 +59,21 @@ def test_survivals_are_those_of_python(chances: list[list[float]], trust: float)
     assert allotment.survivals_of(chances, trust) == python.survivals_of(chances, trust)
 
 
-@given(SURVIVALS, st.lists(st.floats(0.0, 2.0), max_size=8), st.floats(0.0, 2.0), st.floats(0.0, 1.0))
+@settings(deadline=None)
+@given(SURVIVALS, st.lists(st.floats(0.0, 2.0), max_size=8), st.floats(0.0, 2.0), st.integers(0, 2**32))
 def test_worths_of_slots_are_those_of_python(
-    survivals: list[list[float]], worths: list[float], token: float, row: float
+    survivals: list[list[float]], worths: list[float], token: float, seed: int
 ) -> None:
+    slots, costs, rows = max(map(len, survivals)), table(seed, 50), 2
+    seconds = costs.several(rows, len(survivals) * slots)
+    prices = python.row_prices(seconds, len(survivals), slots)
     wanted = list(worths)
     for survival in survivals:
-        shown = python.slot_worths(survival, token, row)
+        shown = [max(0.0, s * token - price) for s, price in zip(survival, prices, strict=False)]
         for j, worth in enumerate(shown[: len(wanted)]):
             wanted[j] += (worth - wanted[j]) / 32.0
         wanted += shown[len(wanted) :]
-    assert allotment.slot_worths(worths, survivals, token, row, 32.0) == wanted
+    assert allotment.slot_worths(worths, survivals, costs, token, 32.0, rows) == pytest.approx(wanted, abs=1e-12)
 
 
 @settings(deadline=None)

@@ -105,8 +105,11 @@ def test_expected_drafts_keep_chances_chances(chances: list[float], first: int) 
 
 
 def test_slots_that_cannot_pay_are_not_drafted() -> None:
-    assert slot_worths((), [[0.8, 0.5, 0.2]], 1.0, 0.3, 4.0) == pytest.approx([0.5, 0.2, 0.0])
-    assert slot_worths([0.5], [[0.4, 0.5]], 1.0, 0.3, 4.0) == pytest.approx([0.4, 0.2])
+    even = table({1: 1.0, 2: 1.3, 3: 1.6, 4: 1.9})
+    assert slot_worths((), [[0.8, 0.5, 0.2]], even, 1.0, 4.0, 1) == pytest.approx([0.5, 0.2, 0.0])
+    assert slot_worths([0.5], [[0.4, 0.5]], even, 1.0, 4.0, 1) == pytest.approx([0.4, 0.2])
+    rising = table({1: 1.0, 2: 1.1, 3: 1.3, 4: 1.8})
+    assert slot_worths((), [[0.8, 0.5, 0.3]], rising, 1.0, 4.0, 1) == pytest.approx([0.7, 0.3, 0.0]), "each by its row"
     lengths = policy()
     lengths.whole = lengths.confident = True
     lengths.draft = table({rows: 0.1 + 0.02 * rows for rows in range(1, 60)})
@@ -122,6 +125,24 @@ def test_slots_that_cannot_pay_are_not_drafted() -> None:
     assert 2 <= asked[100:].count(7) <= 20, "and whole ones now and then"
     lengths.confident = False  # a tree
     assert lengths.choose([2], [7]) == [7]
+
+
+def test_slots_are_weighed_in_seconds_from_the_start() -> None:
+    """What the first blocks of a process seem to save, when costs are not known yet, is soon forgotten."""
+    lengths = DraftLengthPolicy()
+    lengths.whole = lengths.confident = True
+    asked = []
+    for step in range(400):
+        (count,) = lengths.choose([1], [7])
+        asked.append(count)
+        drafts = [list(range(count))]
+        if count:
+            chances = [0.95] * 7 if step < 3 else [0.9, 0.8, 0.3, 0.2, 0.2, 0.2, 0.2]
+            lengths.trim([1], drafts, [chances[:count]])
+            lengths.observe_draft(1 + count, 1, 0.0004 + 0.0002 * count)
+        lengths.observe_step(1 + len(drafts[0]), len(drafts[0]), 0.005 + 0.001 * len(drafts[0]))
+        lengths.observe(1, len(drafts[0]), min(2, len(drafts[0])))
+    assert asked[200:].count(7) < 40 and sum(asked[200:]) < 4 * 200
 
 
 def test_chances_that_promise_too_much_are_discounted() -> None:
