@@ -620,6 +620,206 @@ def draft_step(
     own noise; None: drawn with the target's.
     """
 
+class Acceptance:
+    """Conditional acceptance per position, with exponential forgetting: tries and hits of the drafts so far."""
+
+    def __init__(self) -> None: ...
+    @property
+    def tries(self) -> list[float]:
+        """Drafts that were put to the test, per position."""
+
+    @property
+    def hits(self) -> list[float]:
+        """Those of them that were kept."""
+
+    def observe(self, drafted: int, accepted: int, forget: float = 1.0) -> None:
+        """A draft of `drafted` tokens of which the first `accepted` were kept."""
+
+    def fade(self, share: float) -> None:
+        """Keep this share of the weight of what was seen."""
+
+    def expect(self, first: int, chances: Sequence[float], forget: float = 1.0) -> None:
+        """
+        Drafts behind the first `first`, all of which were kept, that were not put to the test: counted by their
+        calibrated chances, so that what was left out because it was doubtful does not look good.
+        """
+
+    def survival(self, length: int, prior: Acceptance | None = None) -> list[float]:
+        """Chance that each of `length` positions is kept; positions never tried follow the one before."""
+
+class DraftMemory:
+    """What requests showed of their drafts, by their numbers, and lengths that are kept for a few steps."""
+
+    def __init__(self, forget: float, forget_overall: float, trust: float, forget_trust: float) -> None:
+        """
+        Weights of the past of a request and of all, at each draft; drafts for which chances are trusted as they are,
+        and the weight of those before at each.
+        """
+
+    @property
+    def overall(self) -> Acceptance:
+        """Of all requests."""
+
+    @property
+    def promised(self) -> float:
+        """Drafts that were to be kept by their chances."""
+
+    @property
+    def kept(self) -> float:
+        """Those that were."""
+
+    @property
+    def trust(self) -> float:
+        """Of what chances promise, what came."""
+
+    def of(self, request: int) -> Acceptance | None:
+        """Of one request; None: nothing."""
+
+    def __len__(self) -> int:
+        """Entries of requests."""
+
+    def survivals(self, requests: Sequence[int], limits: Sequence[int]) -> list[list[float]]:
+        """Chance of each of limits[i] drafts of each request to be kept together with those before it."""
+
+    def keep(
+        self, requests: Sequence[int], limits: Sequence[int], rows: int, margin: float, like: float, steps: int
+    ) -> None:
+        """
+        Lengths were chosen for these, and are good for so many steps, as long as no survival changes by more than
+        `like`.
+        """
+
+    def drop(self) -> None:
+        """Not for any more."""
+
+    def holds(self, requests: Sequence[int], limits: Sequence[int], rows: int, margin: float) -> bool:
+        """Whether those lengths are good for this step, which counts as one of the steps. If not, they are dropped."""
+
+    def cut(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        lengths: Sequence[int],
+    ) -> None:
+        """Cut drafts, in place, to lengths, and remember what their chances promise and what was left out."""
+
+    def trim(
+        self,
+        requests: Sequence[int],
+        drafts: Sequence[list[int]],
+        chances: Sequence[Sequence[float]],
+        rows: int,
+        verify: CostCurve,
+        draft: CostCurve,
+        few: float,
+    ) -> bool:
+        """
+        `cut` to what is worth verifying (see allotment.admitted) beside `rows` rows, where `few` steps have shown what
+        such drafts take; else False, and nothing is done.
+        """
+
+    def leave_out(self, request: int, chances: Sequence[float]) -> None:
+        """Drafts with these chances were not verified."""
+
+    def observe(self, request: int, drafted: int, accepted: int) -> None:
+        """What became of a draft."""
+
+    def finish(self, request: int) -> None:
+        """The request has ended."""
+
+class Pace:
+    """What curves of costs share; see cost_table.Pace."""
+
+    def __init__(
+        self, knots: Sequence[int], floor: Sequence[float], shapes: Sequence[Sequence[float]], any_level: float
+    ) -> None:
+        """
+        knots: rows, ascending. floor: logarithms of seconds there of a curve of which nothing is known. shapes:
+        covariance of curves around it, without their level, whose variance is any_level.
+        """
+
+class CostCurve:
+    """See cost_table.CostCurve."""
+
+    changes: int
+
+    def __init__(self, pace: Pace) -> None: ...
+    @property
+    def known(self) -> bool:
+        """Whether anything was observed."""
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Rows -> seconds, of the knots that were learned."""
+
+    @property
+    def row_seconds(self) -> float:
+        """What a row costs in a pass of many."""
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """
+        The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in a
+        few does: the better they are known, the fewer.
+        """
+
+    def start(self, values: Sequence[float], cov: Sequence[Sequence[float]], knots: Sequence[int]) -> None:
+        """
+        Begin with these logarithms of seconds at the knots and their covariance; knots: places of those that an earlier
+        run has shown.
+        """
+
+    def seconds(self, rows: int) -> float:
+        """At the pace of late; in passes of one row as long as nothing was observed."""
+
+    def several(self, rows: int, more: int) -> list[float]:
+        """The same of rows, rows + 1, ..., rows + more."""
+
+    def settled(self, rows: int, steps: float = 12.0) -> bool:
+        """Whether that many steps showed what passes of so many rows take."""
+
+def best_lengths(
+    survivals: Sequence[Sequence[float]],
+    rows: float,
+    seconds: Sequence[float],
+    prices: Sequence[float],
+    found: Sequence[bool],
+    margin: float,
+) -> tuple[list[int], float]:
+    """See allotment.best_lengths. seconds[n]: of a pass of rows + n. prices[n]: of making n drafts."""
+
+def admitted(survivals: Sequence[Sequence[float]], rows: float, seconds: Sequence[float], paid: float) -> list[int]:
+    """See allotment.admitted. seconds[n]: of a pass of rows + n."""
+
+def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
+    """See allotment.likeliest."""
+
+def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
+    """See allotment.survivals_of."""
+
+def slot_worths(
+    worths: Sequence[float],
+    survivals: Sequence[Sequence[float]],
+    seconds: Sequence[float],
+    token_seconds: float,
+    steps: float,
+) -> list[float]:
+    """See allotment.slot_worths. seconds[n]: of a pass with n drafts."""
+
+def alike(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], by: float) -> bool:
+    """Whether two lists of rows differ by no more in any place."""
+
+def calibrated(
+    logits: Sequence[float],
+    own: Sequence[float],
+    mix: tuple[float, float, float] | None,
+    temperatures: Sequence[float],
+) -> list[float]:
+    """See Calibration.chances. Of no temperatures, 1; of too few, the last one."""
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """See cost_table.rising."""
+
 def draft_candidates(
     logits: NDArray[numpy.float32],
     states: Sequence[SamplingState],

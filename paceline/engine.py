@@ -369,15 +369,15 @@ class Engine:
         found: survival of those that are at hand. other_rows: rows of prompts in the same pass."""
         assert self.proposer is not None
         free = [i for i, s in enumerate(sequences) if not s.fixed_drafts and limits[i]]
+        everybody = len(free) == len(sequences)  # is free, mostly: lists are taken as they are
+        named = [sequences[i].request_id for i in free]
         if free:
-            others = other_rows + sum(limits) + len(limits) - sum(limits[i] + 1 for i in free)
-            lengths = self.lengths.choose(
-                [sequences[i].request_id for i in free],
-                [limits[i] for i in free],
-                others,
-                [found[i][: limits[i]] for i in free],
-                len(sequences),
-            )
+            others = other_rows
+            if not everybody:
+                others += sum(limits) + len(limits) - sum(limits[i] + 1 for i in free)
+            at_hand = [found[i][: limits[i]] for i in free] if any(found) else ()
+            wanted = limits if everybody else [limits[i] for i in free]
+            lengths = self.lengths.choose(named, wanted, others, at_hand, len(sequences))
             for i, length in zip(free, lengths, strict=True):
                 limits[i] = length
         for i, sequence in enumerate(sequences):
@@ -388,10 +388,11 @@ class Engine:
         proposal = self.proposer.propose(sequences, limits)
         self._draft_seconds = time.perf_counter() - begin
         if proposal.confidence is not None and free:
-            chances = proposal.confidence
-            named = [sequences[i].request_id for i in free]
-            others = other_rows + sum(len(d) + 1 for i, d in enumerate(proposal.drafts) if i not in free)
-            self.lengths.trim(named, [proposal.drafts[i] for i in free], [chances[i] for i in free], others)
+            drafts, chances, others = proposal.drafts, proposal.confidence, other_rows
+            if not everybody:
+                others += sum(len(d) + 1 for i, d in enumerate(drafts) if i not in free)
+                drafts, chances = [drafts[i] for i in free], [chances[i] for i in free]
+            self.lengths.trim(named, drafts, chances, others)
         rows = sum(limit + 1 for limit, at_hand in zip(limits, found, strict=True) if limit and not at_hand)
         if rows:
             self.lengths.observe_draft(rows, getattr(self.proposer, "context_rows", 0), self._draft_seconds)

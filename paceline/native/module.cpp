@@ -26,6 +26,8 @@ void register_markov_head(nb::module_& m);
 void register_candidate_selector(nb::module_& m);
 void register_draft_step(nb::module_& m);
 void register_draft_tree(nb::module_& m);
+void register_cost_curve(nb::module_& m);
+void register_draft_lengths(nb::module_& m);
 
 namespace {
 
@@ -616,4 +618,6 @@ NB_MODULE(_native, m) {
   register_candidate_selector(m);
   register_draft_step(m);
   register_draft_tree(m);
+  register_cost_curve(m);
+  register_draft_lengths(m);
 }

@@ -1,31 +1,18 @@
-"""Which drafts a step makes or verifies: those that maximise expected committed tokens per second. Pure functions."""
+"""Which drafts a step makes or verifies: those that maximise expected committed tokens per second. Pure functions;
+the loops over drafts are native (`native/draft_lengths.cpp`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
-from operator import mul
 
+from paceline import _native
 from paceline.speculation.cost_table import KNOTS, Costs
-
-
-def _by_survival(survivals: Sequence[Sequence[float]]) -> list[tuple[float, int, int]]:
-    """All drafts as (-survival, request, position), those that are most likely to be kept first."""
-    return sorted((-s, i, j) for i, row in enumerate(survivals) for j, s in enumerate(row))
-
-
-def _allot(drafts: Sequence[tuple[float, int, int]], requests: int) -> list[int]:
-    """How many of these drafts each request has."""
-    lengths = [0] * requests
-    for _, i, _ in drafts:
-        lengths[i] += 1
-    return lengths
 
 
 def best_lengths(
     survivals: Sequence[Sequence[float]],
     verify: Costs,
-    draft: Callable[[int], float],
+    draft: Callable[[int], float] | float,
     other_rows: int = 0,
     found: Sequence[bool] = (),
     margin: float = 0.0,
@@ -34,24 +21,17 @@ def best_lengths(
     many times those of a plain step that is.
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
-    be drafted. draft: tokens drafted by all -> seconds, apart from the pass that verifies them. other_rows: rows of the
+    be drafted. draft: tokens drafted by all -> seconds, or seconds whatever their number, apart from the pass that
+    verifies them. other_rows: rows of the
     pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
     once whatever the drafts do. found: requests whose drafts are at hand and take no time. Draft tokens are admitted in
     order of their survival, as many as make the ratio largest. margin: what it takes beyond the ratio of a plain step
     for drafts to be made at all, as a share of it.
     """
-    rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    plain = rows / verify.seconds(rows)
-    best, best_rate = 0, (1.0 + margin) * plain
-    expected, drawn = float(rows), 0
-    for n, (negative, i, _) in enumerate(order, 1):
-        expected -= negative
-        drawn += not (found and found[i])
-        rate = expected / ((draft(drawn) if drawn else 0.0) + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals)), best_rate / plain if best else 1.0
+    rows, drafts = len(survivals) + other_rows, sum(map(len, survivals))
+    made = drafts if not found else sum(len(row) for row, free in zip(survivals, found, strict=True) if not free)
+    prices = [0.0, *map(draft, range(1, made + 1))] if callable(draft) else [draft] * (made + 1)
+    return _native.best_lengths(survivals, rows, verify.several(rows, drafts), prices, found, margin)
 
 
 def most_gain(rows: int, drafts: int, verify: Costs) -> float:
@@ -65,20 +45,32 @@ def most_gain(rows: int, drafts: int, verify: Costs) -> float:
 
 def likeliest(survivals: Sequence[Sequence[float]], drafts: int) -> tuple[list[int], float]:
     """Draft lengths of so many drafts in all, those most likely to be kept, and how many will be on average."""
-    order = _by_survival(survivals)[:drafts]
-    return _allot(order, len(survivals)), -sum(negative for negative, _, _ in order)
+    return _native.likeliest(survivals, drafts)
 
 
 def survivals_of(chances: Sequence[Sequence[float]], trust: float = 1.0) -> list[list[float]]:
     """Chance of each draft that it is kept together with those before it. trust: how many of the drafts that such
     chances promised came."""
-    return [[min(1.0, trust * s) for s in accumulate(row, mul)] for row in chances]
+    return _native.survivals_of(chances, trust)
 
 
-def slot_worths(survival: Sequence[float], token_seconds: float, row_seconds: float) -> list[float]:
-    """Seconds that each draft of a block saves: what a committed token takes, as likely as the draft is kept, less what
-    its row costs; a draft for which that is too much is not verified, and saves nothing."""
-    return [max(0.0, s * token_seconds - row_seconds) for s in survival]
+def slot_worths(
+    worths: Sequence[float],
+    survivals: Sequence[Sequence[float]],
+    verify: Costs,
+    token_seconds: float,
+    steps: float,
+    rows: int,
+) -> list[float]:
+    """Seconds that each slot of a block saves on average over so many `steps`, from what it was thought to save
+    (`worths`; of further slots, what the first block shows) and the drafts of some blocks, beside `rows` rows.
+
+    A draft saves what a committed token takes, as likely as it is kept, less what its row costs more than a pass
+    without it, all blocks having as many; a draft for which that is too much is not verified, and saves nothing. Rows
+    are priced along the largest convex curve below the costs.
+    """
+    seconds = verify.several(rows, len(survivals) * max(map(len, survivals)))
+    return _native.slot_worths(worths, survivals, seconds, token_seconds, steps)
 
 
 def admitted(
@@ -92,11 +84,4 @@ def admitted(
     drafter's own noise needs. other_rows: as for `best_lengths`.
     """
     rows = len(survivals) + other_rows
-    order = _by_survival(survivals)
-    expected, best, best_rate = float(rows), 0, rows / (draft_seconds + verify.seconds(rows))
-    for n, (negative, _, _) in enumerate(order, 1):
-        expected -= negative
-        rate = expected / (draft_seconds + verify.seconds(rows + n))
-        if rate > best_rate:
-            best, best_rate = n, rate
-    return _allot(order[:best], len(survivals))
+    return _native.admitted(survivals, rows, verify.several(rows, sum(map(len, survivals))), draft_seconds)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline._native import calibrated
 from paceline.errors import CheckpointError
 from paceline.values import as_number, shown
 
@@ -38,16 +39,10 @@ class Calibration:
     temperatures: tuple[float, ...] = ()
     mix: tuple[float, float, float] | None = None
 
-    def chances(self, logits: np.ndarray, own: np.ndarray | None = None) -> np.ndarray:
-        """float64 [n]: chance of each draft of a block to be kept if those before it are, from logits [n] of the head
-        and own [n] of the slots' likeliest tokens."""
-        values = np.asarray(logits, np.float64)
-        if self.mix is not None and own is not None:
-            values = mixed(self.mix, values, own)
-        if self.temperatures and len(values):
-            known = self.temperatures[: len(values)]
-            values = values / np.array([*known, *[self.temperatures[-1]] * (len(values) - len(known))])
-        return _sigmoid(values)
+    def chances(self, logits: Sequence[float], own: Sequence[float] = ()) -> list[float]:
+        """Chance of each draft of a block to be kept if those before it are, from the head's logits and those of the
+        slots' likeliest tokens; without the latter (drafters that have none), from the head's alone."""
+        return calibrated(logits, own, self.mix if own else None, self.temperatures)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class DSparkProposer(DFlashProposer):
         self.confident = drafter.config.confidence is not None
         self.confidence_threshold = confidence_threshold
         # of each block of the last pass: logits of the confidence head, and of the slots' likeliest tokens
-        self.said: list[tuple[np.ndarray, np.ndarray]] = []
+        self.said: list[tuple[list[float], list[float]]] = []
         self.calibration = read_calibration(drafter.path) if self.confident else Calibration()
 
     def _arrange(self, slots: list[range]) -> list[int]:
@@ -54,9 +54,11 @@ class DSparkProposer(DFlashProposer):
         if self.drafter.head is None:
             drawn = super()._draw(blocks)
             if self.confident:
-                ends = np.cumsum(blocks.counts)[:-1]
                 own = own_logits(blocks.logits) if self.calibration.mix else np.zeros(len(blocks.logits))
-                drawn.confidence = self._chances(np.split(blocks.features[:, -1], ends), np.split(own, ends))
+                ends = np.cumsum(blocks.counts).tolist()
+                parts = [slice(end - count, end) for end, count in zip(ends, blocks.counts, strict=True)]
+                values, sure = blocks.features[:, -1].tolist(), own.tolist()
+                drawn.confidence = self._chances([values[part] for part in parts], [sure[part] for part in parts])
             return drawn
         order = _longest_first(blocks.counts)
         counts = [blocks.counts[i] for i in order]
@@ -69,6 +71,13 @@ class DSparkProposer(DFlashProposer):
             self._ids,
             self.sampler == "rejection",
         )
+        if len(order) == 1:
+            drawn = Drawn([tokens])
+            if probs is not None:
+                drawn.probs = self._probs(probs)
+            if self.confident:
+                drawn.confidence = self._chances([logits], [certain])
+            return drawn
         places: list[list[int]] = [[] for _ in order]  # rows of each sequence
         row = 0
         for step in range(counts[0]):
@@ -78,17 +87,20 @@ class DSparkProposer(DFlashProposer):
                     row += 1
         drawn = Drawn([[tokens[r] for r in rows] for rows in places])
         if probs is not None:
-            ids = self.drafter.head_rows
-            rows_in_turn = probs if len(order) == 1 else probs[[r for rows in places for r in rows]]
-            drawn.probs = DraftProbs(rows_in_turn, None if ids is None else ids[None])
+            drawn.probs = self._probs(probs[[r for rows in places for r in rows]])
         if self.confident:
-            values, sure = np.array(logits, np.float32), np.array(certain, np.float32)
-            drawn.confidence = self._chances([values[rows] for rows in places], [sure[rows] for rows in places])
+            drawn.confidence = self._chances(
+                [[logits[r] for r in rows] for rows in places], [[certain[r] for r in rows] for rows in places]
+            )
         return drawn
 
-    def _chances(self, logits: Sequence[np.ndarray], own: Sequence[np.ndarray]) -> list[list[float]]:
+    def _probs(self, rows: np.ndarray) -> DraftProbs:
+        ids = self.drafter.head_rows
+        return DraftProbs(rows, None if ids is None else ids[None])
+
+    def _chances(self, logits: Sequence[list[float]], own: Sequence[list[float]]) -> list[list[float]]:
         self.said = list(zip(logits, own, strict=True))
-        return [self.calibration.chances(row, sure).tolist() for row, sure in self.said]
+        return [self.calibration.chances(row, sure) for row, sure in self.said]
 
 
 def own_logits(logits: np.ndarray) -> np.ndarray:

@@ -8,12 +8,11 @@ other requests of the same drafter showed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from operator import mul
 
-from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, Acceptance, Trust
+from paceline._native import DraftMemory
+from paceline.speculation.acceptance import FORGET, PRIOR_FORGET, TRUST_FORGET, TRUST_PRIOR, Trust
 from paceline.speculation.allotment import admitted, best_lengths, likeliest, most_gain, slot_worths, survivals_of
 from paceline.speculation.cost_table import KNOTS, REFIT_AFTER, TRUST, CostCurve, Costs, Pace, neighbours
 from paceline.speculation.tree import DraftTree
@@ -56,31 +55,6 @@ def _margin(requests: int) -> float:
     return MARGIN * min(requests - 1, MARGIN_REQUESTS)
 
 
-@dataclass(slots=True)
-class _Choice:
-    """Lengths that are kept for a few steps, and what they were chosen for: requests, limits and rows of the pass, and
-    the survivals of drafts. planned: see `DraftLengthPolicy`."""
-
-    circumstances: tuple[object, ...]
-    survivals: list[Sequence[float]]
-    lengths: list[int]
-    planned: float
-    left: int = KEEP - 1  # steps
-
-    def holds(self, circumstances: tuple[object, ...], survivals: Sequence[Sequence[float]], like: float) -> bool:
-        """Whether they are good for one more step. like: by how much survivals may have changed."""
-        self.left -= 1
-        return (
-            self.left >= 0
-            and self.circumstances == circumstances
-            and all(
-                abs(a - b) <= like
-                for now, then in zip(survivals, self.survivals, strict=True)
-                for a, b in zip(now, then, strict=True)
-            )
-        )
-
-
 def _no_seconds(_: int) -> float:
     return 0.0
 
@@ -98,28 +72,27 @@ class DraftLengthPolicy:
         pace = Pace()
         self.verify: Costs = CostCurve(pace)
         self.draft: Costs = CostCurve(pace)
-        self.overall = Acceptance()
+        self._memory = DraftMemory(FORGET, PRIOR_FORGET, TRUST_PRIOR, TRUST_FORGET)
+        self.overall = self._memory.overall
         self.chosen: dict[int, int] = {}  # draft length -> how often
         self.worthwhile = True
         self.whole = False  # the drafter says how sure it is: draft a block or none, and cut what is doubtful
         self.confident = False  # and it says so of the drafts of a row, not only of a tree's
-        self._own: dict[int, Acceptance] = {}
-        self._cut: dict[int, list[float]] = {}  # chances of drafts that were made and not verified
-        self._said: dict[int, float] = {}  # drafts to be kept, by their chances, among those that are verified
-        self._trust = Trust()  # of the chances that the drafter gives its rows
         self._planned = 0.0  # gain of the step's blocks over a plain step, by averages, before they were made
         self._option = OPTION  # how many times that comes of knowing what to cut, on average
-        self._tree_trust = Trust()  # and of those of its trees
+        self._tree_trust = Trust()  # of the chances that the drafter gives its trees
         self._credit = 0.0  # seconds that may be spent on probes
         self._curiosity = 0.0  # seconds that may be spent on passes of other sizes
         self._newcomers = NEWCOMERS
         self._warming_up = WARM_UP
-        self._worths: list[float] = []  # seconds that each slot of a block saves, on average
+        self._worths: Sequence[float] = ()  # seconds that each slot of a block saves, on average
+        self._weighed = 0.0  # blocks, at most those that count
         self._since_whole = 0  # choices
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
-        self._kept: _Choice | None = None
+        self._kept: list[int] = []  # lengths that the memory may say are still good
+        self._kept_until = 0  # changes of costs: from then on it is asked again whether drafts could pay at all
         self._passed = 0  # steps that have kept it
         self._elapsed = 1  # in a step that chooses, steps since the choice before; 0 in one that keeps it
         self._plain_steps = 0  # that are still to come, of those that are tried
@@ -130,6 +103,7 @@ class DraftLengthPolicy:
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
         self._found_trust = Trust()  # of what drafts at hand have been worth
+        self._found_used = False  # any so far
         self._promised: dict[int, Sequence[float]] = {}  # their survival in this step
         self._look_gain = 1.0 + FRESH  # of drafts at hand over plain steps, on average of late, while a drafter rests
         self._look_patience = 1
@@ -167,8 +141,21 @@ class DraftLengthPolicy:
         many as its limit; empty where the drafter has to make them. decoding: requests that decode in this step, with
         those for which there can be no drafts; these alone unless there are more."""
         rows = len(requests) + other_rows
-        margin = _margin(max(decoding, len(requests)))
-        lengths = self._choose(requests, limits, rows, found or [()] * len(requests), margin)
+        decoding = max(decoding, len(requests))
+        margin = _margin(decoding) if decoding > 1 else 0.0
+        if (
+            self.verify.changes < self._kept_until
+            and self.worthwhile
+            and not (self._plain_steps or any(found))
+            and self._memory.holds(requests, limits, rows, margin)
+        ):
+            if self._found_used:
+                self._found_trust.forgive()
+            self._passed += 1
+            self._elapsed = 0
+            lengths = self._kept.copy()
+        else:
+            lengths = self._choose(requests, limits, rows, found if any(found) else (), margin)
         for length in lengths:
             self.chosen[length] = self.chosen.get(length, 0) + 1
         return lengths
@@ -230,34 +217,38 @@ class DraftLengthPolicy:
             if self.worthwhile:
                 self._lose_hope(rows, False)
             return [0] * len(requests)
-        at_hand = [len(row) > 0 for row in found]
-        asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        if not found and self.worthwhile and self._memory.holds(requests, limits, rows, margin):
+            self._found_trust.forgive()
+            self._kept_until = self._payable_since + REFIT_AFTER
+            self._passed += 1
+            self._elapsed = 0
+            return self._kept.copy()
         self._found_trust.forgive()
-        self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
-        if self._promised:
+        self._promised, nothing_at_hand = {}, not found
+        at_hand, asked = [False] * len(requests), limits
+        if found:
+            self._promised = {r: row for r, row in zip(requests, found, strict=True) if row}
             found = [self._found_trust.of(row) for row in found]
+            at_hand = [len(row) > 0 for row in found]
+            asked = [0 if free else limit for limit, free in zip(limits, at_hand, strict=True)]
+        else:
+            found = [()] * len(requests)
         if not self.worthwhile or not any(asked):
             self._elapsed = 1
             lengths, gain = best_lengths(found, self.verify, _no_seconds, rows - len(requests), at_hand, margin)
             self._look_gain += (gain - 1.0) / GAIN_STEPS
             return self._explore(found, at_hand, lengths, rows) if any(lengths) else lengths
-        survivals = [
-            row or (self._own[r].survival(limit, self.overall) if r in self._own else self.overall.survival(limit))
-            for r, limit, row in zip(requests, limits, found, strict=True)
-        ]
-        circumstances = (requests, limits, rows, margin)
-        like = LIKE_CUT if self.whole else LIKE
-        if self._kept is not None and not any(at_hand) and self._kept.holds(circumstances, survivals, like):
-            self._passed += 1
-            self._elapsed, self._planned = 0, self._kept.planned
-            return list(self._kept.lengths)
-        self._kept, self._elapsed, self._passed = None, self._passed + 1, 0
+        own = self._memory.survivals(requests, limits)
+        survivals = own if nothing_at_hand else [row or kept for row, kept in zip(found, own, strict=True)]
+        self._memory.drop()
+        self._elapsed, self._passed = self._passed + 1, 0
         # plain steps that a drafter follows take longer than those that are left to themselves
         beside = (1.0 + margin) / (1.0 + FOLLOW_SHARE) - 1.0
-        draft = partial(self._draft_seconds, len(requests) - sum(at_hand))
+        made = len(requests) - sum(at_hand)
+        draft: Callable[[int], float] | float = partial(self._draft_seconds, made)
         if self.whole:  # however few of them will be verified
-            draft = partial(self._whole_seconds, draft(sum(min(limit, self._usual) for limit in asked)))
-        if self.confident and not any(at_hand):
+            draft = self._draft_seconds(made, sum([min(limit, self._usual) for limit in asked]))
+        if self.confident and nothing_at_hand:
             lengths, self._planned = best_lengths(survivals, self.verify, draft, rows - len(requests), margin=-1.0)
             gain = self._planned * max(1.0, self._option)
             if gain <= 1.0 + beside:
@@ -266,10 +257,10 @@ class DraftLengthPolicy:
             lengths, gain = best_lengths(survivals, self.verify, draft, rows - len(requests), at_hand, beside)
             self._planned = 0.0
         alone = [0] * len(requests)
-        if any(at_hand):  # what the drafter brings beside them
+        if not nothing_at_hand:  # what the drafter brings beside them
             alone, without = best_lengths(found, self.verify, draft, rows - len(requests), at_hand, margin)
             gain /= without
-        if not any(length and not free for length, free in zip(lengths, at_hand, strict=True)):
+        if not any([length and not free for length, free in zip(lengths, at_hand, strict=True)]):
             gain = 1.0 / (1.0 + FOLLOW_SHARE)
         self._gain += (gain - self._gain) * self._elapsed / GAIN_STEPS
         if self._gain < 1.0 and self._hope(asked, rows)[1] < (1.0 + UPSIDE) * (1.0 + margin):
@@ -286,8 +277,9 @@ class DraftLengthPolicy:
         if self.whole:
             lengths = self._blocks(limits, at_hand, lengths)
         whole = self.confident and any(lengths) and not self._since_whole
-        if not (tried or whole or self._hopeless or any(at_hand)):
-            self._kept = _Choice(circumstances, survivals, list(lengths), self._planned)
+        if nothing_at_hand and not (tried or whole or self._hopeless):
+            self._kept, self._kept_until = lengths.copy(), self._payable_since + REFIT_AFTER
+            self._memory.keep(requests, limits, rows, margin, LIKE_CUT if self.whole else LIKE, KEEP - 1)
         return lengths
 
     def _could_pay(self, rows: int, drafts: int, margin: float) -> bool:
@@ -305,14 +297,16 @@ class DraftLengthPolicy:
     def _blocks(self, limits: Sequence[int], found: Sequence[bool], lengths: list[int]) -> list[int]:
         """Slots to draft for requests that were given some: all that pay for themselves, to be cut when it is known how
         sure the drafter is of each. A tree has all of them: its nodes' chances are not those of a row."""
-        made = [i for i, length in enumerate(lengths) if length and not found[i]]
-        most = sum(limits[i] for i in made)
+        made = most = 0
+        for length, limit, free in zip(lengths, limits, found, strict=True):
+            if length and not free:
+                made, most = made + 1, most + limit
         if not made:
             return lengths
-        slots = max(limits) if not self.confident else self._slots(len(made), most)
+        slots = max(limits) if not self.confident else self._slots(made, most)
         return [
-            min(limits[i], max(length, slots)) if length and not found[i] else length
-            for i, length in enumerate(lengths)
+            min(limit, max(length, slots)) if length and not free else length
+            for length, limit, free in zip(lengths, limits, found, strict=True)
         ]
 
     def _slots(self, requests: int, most: int) -> int:
@@ -339,10 +333,9 @@ class DraftLengthPolicy:
 
         def lost(tried: Sequence[int], expected: float) -> float:
             """Against as many tokens at the rate that was chosen."""
-            planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
+            planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
             return self._step_seconds(tried, found, rows) - (rows + expected) * now / planned
 
-        plain = [0] * len(lengths)  # also where blocks are drafted, whose own sizes are tried as they are cut
         if self.verify.known and not self.verify.settled(rows, FEW):
             return self._decode_plainly(len(lengths))
         if not self.confident and (unknown := self._unknown(rows, sum(map(len, survivals)), FEW)):
@@ -350,8 +343,10 @@ class DraftLengthPolicy:
             if lost(tried, expected) < now:
                 self._newcomers -= 1
                 return tried
-        price = lost(plain, 0.0)  # of a plain step's time, it is what it lacks to the rate that was chosen
-        far = price * (1.0 + UPSIDE) > UPSIDE * self.verify.seconds(rows)
+        planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
+        plain = self.verify.seconds(rows)  # also where blocks are drafted, whose own sizes are tried as they are cut
+        price = plain - rows * now / planned  # what it lacks to the rate that was chosen
+        far = price * (1.0 + UPSIDE) > UPSIDE * plain
         share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
         self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
         price = max(PLAIN_STEPS * price, LEAST_PRICE * now)
@@ -364,7 +359,8 @@ class DraftLengthPolicy:
 
     def _decode_plainly(self, requests: int) -> list[int]:
         """In this step and the next ones."""
-        self._plain_steps, self._kept = PLAIN_STEPS - 1, None
+        self._plain_steps = PLAIN_STEPS - 1
+        self._memory.drop()
         return [0] * requests
 
     def _another_size(
@@ -401,19 +397,16 @@ class DraftLengthPolicy:
         drafting = self._draft_seconds(len(made), sum(made)) if made else 0.0
         return self.verify.seconds(rows + sum(lengths)) + drafting
 
-    @staticmethod
-    def _whole_seconds(seconds: float, _: int) -> float:
-        return seconds
-
     def _draft_seconds(self, requests: int, tokens: int) -> float:
         """A block is its request's anchor and the drafts, so that short drafts of many are many rows too."""
-        usual = DRAFT_SHARE * self.verify.seconds(1)
         if not self.draft.known:
-            return usual
+            return DRAFT_SHARE * self.verify.seconds(1)
         rows = min(requests, tokens) + tokens
         seconds = self.draft.seconds(rows)
+        if self.draft.settled(rows, FEW):
+            return seconds
         # a drafter that few drafts made look dear would rest, and never be known better
-        return seconds if self.draft.settled(rows, FEW) else min(seconds, usual)
+        return min(seconds, DRAFT_SHARE * self.verify.seconds(1))
 
     def _hope(self, limits: Sequence[int], rows: int) -> tuple[list[int], float]:
         """The short drafts that would pay for these requests, in a pass of `rows` rows, if drafts were better, and how
@@ -480,27 +473,31 @@ class DraftLengthPolicy:
     ) -> None:
         """Cut drafts, in place, to what is worth verifying; see `admitted`. The chances are taken to be as
         wrong as they have been so far."""
-        made = [row for row in drafts if row]
+        verify, draft = self.verify, self.draft
+        if (
+            not self._elapsed
+            and type(verify) is CostCurve
+            and type(draft) is CostCurve
+            and self._memory.trim(requests, drafts, chances, len(requests) + other_rows, verify, draft, FEW)
+        ):
+            return
+        made = [len(row) for row in drafts if row]
         if not made:
             return
-        survivals = survivals_of(chances, self._trust.share)
-        paid = self._draft_seconds(len(made), sum(map(len, made)))
+        survivals = survivals_of(chances, self._memory.trust)
+        paid = self._draft_seconds(len(made), sum(made))
         lengths = admitted(survivals, self.verify, paid, other_rows)
         if self._elapsed:
             lengths = self._judge(survivals, lengths, paid, len(requests) + other_rows)
-        for request, row, said, length in zip(requests, drafts, chances, lengths, strict=True):
-            if row and min(said) < 1.0:  # others are found, not drafted
-                self._said[request] = sum(accumulate(said[:length], mul))
-            if length < len(row):
-                self._cut[request] = list(said[length:])
-                del row[length:]
+        self._memory.cut(requests, drafts, chances, lengths)
 
     def _judge(self, survivals: Sequence[Sequence[float]], lengths: list[int], paid: float, rows: int) -> list[int]:
         """Learn from blocks, which took `paid` seconds, and how much of them is to be verified: those lengths or, now
         and then, others."""
         now = paid + self.verify.seconds(rows + sum(lengths))
-        planned = rows + sum(sum(row[:length]) for row, length in zip(survivals, lengths, strict=True))
-        self._weigh_slots([row for row in survivals if row], rows)
+        planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
+        if self.verify.known:  # until then costs are in passes of one row
+            self._weigh_slots([row for row in survivals if row], rows)
         if self._planned:
             found = planned / now * self.verify.seconds(rows) / rows / self._planned
             self._option += (min(found, MOST_OPTION) - self._option) * self._elapsed / GAIN_STEPS
@@ -523,15 +520,9 @@ class DraftLengthPolicy:
         return next((k - rows for k in sizes if not self.verify.settled(k, steps)), 0)
 
     def _weigh_slots(self, blocks: Sequence[Sequence[float]], rows: int) -> None:
-        plain = self.verify.seconds(rows)
-        token = plain / (rows * max(1.0, self._planned * self._option))
-        drafts = sum(map(len, blocks))
-        row = (self.verify.seconds(rows + drafts) - plain) / drafts
-        for survival in blocks:
-            worths = slot_worths(survival, token, row)
-            for j, worth in enumerate(worths[: len(self._worths)]):
-                self._worths[j] += (worth - self._worths[j]) / GAIN_STEPS
-            self._worths += worths[len(self._worths) :]
+        token = self.verify.seconds(rows) / (rows * max(1.0, self._planned * self._option))
+        self._weighed = min(self._weighed + 1.0, GAIN_STEPS)
+        self._worths = slot_worths(self._worths, blocks, self.verify, token, self._weighed, rows)
 
     def tree_sizes(self, trees: Mapping[int, DraftTree], drafted: int, other_rows: int = 0) -> list[int]:
         """How many nodes of each request's tree to verify; drafted: slots that they were grown from. The drafter's
@@ -541,7 +532,7 @@ class DraftLengthPolicy:
         sizes = admitted(chances, self.verify, self._draft_seconds(len(trees), drafted), other_rows)
         for request, row, size in zip(trees, chances, sizes, strict=True):
             if not size:
-                self._cut[request] = row[:1]
+                self._memory.leave_out(request, row[:1])
         return sizes
 
     def observe_tree(self, chances: Sequence[float], accepted: int) -> None:
@@ -552,23 +543,12 @@ class DraftLengthPolicy:
         """So many drafts that a request had at hand were verified and kept."""
         survival = self._promised.pop(request, ())
         if survival and drafted:
+            self._found_used = True
             self._found_trust.observe(sum(survival[:drafted]), accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:
         """What became of a draft."""
-        cut = self._cut.pop(request, [])
-        said = self._said.pop(request, None)
-        if said is not None and drafted:
-            self._trust.observe(said, accepted)
-        own = self._own.setdefault(request, Acceptance()) if drafted or cut else Acceptance()
-        if drafted:
-            self.overall.observe(drafted, accepted, PRIOR_FORGET)
-            own.observe(drafted, accepted, FORGET)
-        if cut and accepted == drafted:
-            self.overall.expect(drafted, cut, 1.0 if drafted else PRIOR_FORGET)
-            own.expect(drafted, cut, 1.0 if drafted else FORGET)
+        self._memory.observe(request, drafted, accepted)
 
     def finish(self, request: int) -> None:
-        self._own.pop(request, None)
-        self._cut.pop(request, None)
-        self._said.pop(request, None)
+        self._memory.finish(request)

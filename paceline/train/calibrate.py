@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paceline.errors import PacelineError
 from paceline.speculation.calibration import Calibration, Fit, fit_blocks, write_calibration
 from paceline.speculation.dspark import DSparkProposer
@@ -32,7 +30,7 @@ class Recorder(DraftLengthPolicy):
         super().__init__()
         self.blocks: list[tuple[list[float], list[float], int]] = []
         self._proposer = proposer
-        self._blocks_of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._blocks_of: dict[int, tuple[list[float], list[float]]] = {}
 
     def choose(
         self,
@@ -58,7 +56,7 @@ class Recorder(DraftLengthPolicy):
         found = self._blocks_of.pop(request, None)
         if found is not None and drafted:
             said, own = found
-            self.blocks.append((said[:drafted].tolist(), own[:drafted].tolist(), accepted))
+            self.blocks.append((said[:drafted], own[:drafted], accepted))
 
     def finish(self, request: int) -> None:
         self._blocks_of.pop(request, None)

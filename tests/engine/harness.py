@@ -178,7 +178,7 @@ def assert_idle(llm: LLM) -> None:
     assert not engine.busy and engine.pool.free == engine.pool.size, (engine.running, engine.waiting, engine.pool.free)
     engine.check()
     assert not llm._streamed
-    assert not engine.lengths._own
+    assert not len(engine.lengths._memory)
     if isinstance(engine.proposer, Scripted):
         assert not engine.proposer.live
 

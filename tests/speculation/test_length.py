@@ -662,4 +662,4 @@ def test_what_a_request_showed_is_forgotten_with_it() -> None:
         policy.observe(1, 2, 2)
     policy.finish(1)
     policy.finish(1)
-    assert policy._own == {}
+    assert not len(policy._memory)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 from functools import reduce
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.acceptance import TRUST_PRIOR, Acceptance
 from paceline.speculation.allotment import admitted, slot_worths, survivals_of
 from paceline.speculation.cost_table import CostTable
 from paceline.speculation.length import DraftLengthPolicy
@@ -66,16 +65,18 @@ def test_trimming_cuts_in_place_and_counts_what_was_left_out() -> None:
     lengths.trim([1, 2], drafts, [[0.99, 0.99, 0.01, 0.5], [0.01, 0.5, 0.5, 0.5]])
     assert drafts == [[1, 2], []]
     lengths.observe(1, 2, 2)
-    own = lengths._own[1]
+    own = lengths._memory.of(1)
+    assert own is not None
     assert own.tries == pytest.approx([1, 1, 1, 0.01]) and own.hits == pytest.approx([1, 1, 0.01, 0.005])
     lengths.observe(2, 0, 0)
-    assert lengths._own[2].tries == pytest.approx([1, 0.01, 0.005, 0.0025])
+    other = lengths._memory.of(2)
+    assert other is not None and other.tries == pytest.approx([1, 0.01, 0.005, 0.0025])
     lengths.trim([1], [[1, 2, 3]], [[0.99, 0.99, 0.01]])
     lengths.observe(1, 2, 1)  # refused before the cut: nothing is known of what lies behind it
-    assert lengths._own[1].tries[2] == pytest.approx(0.97)
+    assert own.tries[2] == pytest.approx(0.97)
     for request in (1, 2):
         lengths.finish(request)
-    assert not lengths._own and not lengths._cut
+    assert not len(lengths._memory)
 
 
 def test_a_request_whose_drafts_are_always_doubtful_is_no_longer_drafted_for() -> None:
@@ -104,7 +105,11 @@ def test_expected_drafts_keep_chances_chances(chances: list[float], first: int) 
 
 
 def test_slots_that_cannot_pay_are_not_drafted() -> None:
-    assert slot_worths([0.8, 0.5, 0.2], 1.0, 0.3) == pytest.approx([0.5, 0.2, 0.0])
+    even = table({1: 1.0, 2: 1.3, 3: 1.6, 4: 1.9})
+    assert slot_worths((), [[0.8, 0.5, 0.2]], even, 1.0, 4.0, 1) == pytest.approx([0.5, 0.2, 0.0])
+    assert slot_worths([0.5], [[0.4, 0.5]], even, 1.0, 4.0, 1) == pytest.approx([0.4, 0.2])
+    rising = table({1: 1.0, 2: 1.1, 3: 1.3, 4: 1.8})
+    assert slot_worths((), [[0.8, 0.5, 0.3]], rising, 1.0, 4.0, 1) == pytest.approx([0.7, 0.3, 0.0]), "each by its row"
     lengths = policy()
     lengths.whole = lengths.confident = True
     lengths.draft = table({rows: 0.1 + 0.02 * rows for rows in range(1, 60)})
@@ -122,6 +127,24 @@ def test_slots_that_cannot_pay_are_not_drafted() -> None:
     assert lengths.choose([2], [7]) == [7]
 
 
+def test_slots_are_weighed_in_seconds_from_the_start() -> None:
+    """What the first blocks of a process seem to save, when costs are not known yet, is soon forgotten."""
+    lengths = DraftLengthPolicy()
+    lengths.whole = lengths.confident = True
+    asked = []
+    for step in range(400):
+        (count,) = lengths.choose([1], [7])
+        asked.append(count)
+        drafts = [list(range(count))]
+        if count:
+            chances = [0.95] * 7 if step < 3 else [0.9, 0.8, 0.3, 0.2, 0.2, 0.2, 0.2]
+            lengths.trim([1], drafts, [chances[:count]])
+            lengths.observe_draft(1 + count, 1, 0.0004 + 0.0002 * count)
+        lengths.observe_step(1 + len(drafts[0]), len(drafts[0]), 0.005 + 0.001 * len(drafts[0]))
+        lengths.observe(1, len(drafts[0]), min(2, len(drafts[0])))
+    assert asked[200:].count(7) < 40 and sum(asked[200:]) < 4 * 200
+
+
 def test_chances_that_promise_too_much_are_discounted() -> None:
     honest, boasting = policy(), policy()
     for i in range(300):
@@ -130,16 +153,15 @@ def test_chances_that_promise_too_much_are_discounted() -> None:
             lengths.trim([1], drafts, [[0.8, 0.95, 0.98, 0.02]])
             lengths.observe(1, len(drafts[0]), min(accepted, len(drafts[0])))
     assert survivals_of([[0.5, 0.5]], 0.5) == [[0.25, 0.125]] and survivals_of([[0.9]], 2.0) == [[1.0]]
-    assert boasting._trust.share < 0.4
-    assert honest._trust.share == pytest.approx(1.0, abs=0.1)
+    assert boasting._memory.trust < 0.4
+    assert honest._memory.trust == pytest.approx(1.0, abs=0.1)
 
 
 def test_found_drafts_say_nothing_of_chances() -> None:
     lengths = policy()
-    before = replace(lengths._trust)
     lengths.trim([1], [[1, 2, 3]], [[1.0, 1.0, 1.0]])
     lengths.observe(1, 3, 0)
-    assert lengths._trust == before
+    assert lengths._memory.promised == lengths._memory.kept == TRUST_PRIOR
 
 
 def test_knowing_what_to_cut_is_worth_something() -> None:
