@@ -8,8 +8,8 @@ import threading
 import uuid
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from paceline.outputs import RequestOutput, StreamDelta
 from paceline.prompts import one_params
 from paceline.sampling_params import RequestOutputKind, SamplingParams
 from paceline.structured.compiler import MAX_COMPILING
+from paceline.values import shown
 
 __all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
 
@@ -62,6 +63,8 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> StreamDelta:
+        if self._waiter is not None:
+            raise RuntimeError("somebody waits for this stream's next piece already; a stream has one reader")
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -181,7 +184,8 @@ class AsyncLLM:
         # Compiling a grammar may take seconds: it holds up neither these nor other grammars' users for long.
         self._grammars = ThreadPoolExecutor(MAX_COMPILING, thread_name_prefix="paceline-grammars")
         self._lock = threading.Lock()  # loops of several threads may share this object
-        self._live: dict[str, RequestStream | None] = {}  # None while it is prepared
+        # while it is prepared, what will be its stream, or None where there will be none
+        self._live: dict[str, RequestStream | Future[RequestStream | None]] = {}
         self._places = 0
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
@@ -211,6 +215,7 @@ class AsyncLLM:
         """Start a request (text, token ids, vLLM's mapping of either, or messages) and return its stream once the
         engine has taken it in. Cancelling this call leaves nothing behind.
 
+        request_id: text that no other request in flight has; None makes one.
         last_only: the stream has one delta, the last, with the output, as with RequestOutputKind.FINAL_ONLY.
         prompt_only: with max_tokens=1, for what is to be known of the prompt alone (prompt_logprobs): the token behind
         it is neither delivered nor counted. template: for the chat template of messages.
@@ -218,7 +223,11 @@ class AsyncLLM:
         """
         params, template = one_params(sampling_params), template_variables(template)
         name = f"request-{uuid.uuid4().hex}" if request_id is None else request_id
-        self._reserve(name, params.n)
+        if not isinstance(name, str):
+            raise ConfigError(f"request_id={shown(name)}: use a string, or None for a new one")
+        if last_only:
+            params = params.clone(output_kind=RequestOutputKind.FINAL_ONLY)
+        coming = self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
         try:
             arguments = (prompt, params, num_speculative_tokens, template)
@@ -226,14 +235,16 @@ class AsyncLLM:
                 request = await self._compiled(*arguments)
             else:
                 request = await loop.run_in_executor(self._workers, self._prepare, *arguments)
-            final_only = last_only or params.output_kind is RequestOutputKind.FINAL_ONLY
+            final_only = params.output_kind is RequestOutputKind.FINAL_ONLY
             stream = RequestStream(self, name, request, final_only, prompt_only)
             with self._lock:
                 self._live[name] = stream
             self._thread.add(stream._ticket)
         except BaseException:
             self._release(name, params.n)
+            coming.set_result(None)
             raise
+        coming.set_result(stream)
         try:
             await stream._accepted
         except BaseException:
@@ -291,10 +302,17 @@ class AsyncLLM:
                     return delta.output
         raise AssertionError("a stream ends with its output or an error")
 
-    async def abort(self, request_id: str) -> bool:
-        """End a request, whose reader gets the finish reason "abort"; True when it was running. Everything it held is
-        free when this returns. Only from the loop that the request runs on."""
-        stream = self._live.get(request_id)
+    async def abort(self, request_id: str | Iterable[str]) -> bool:
+        """End a request or several, whose readers get the finish reason "abort"; True when one of them was running or
+        being prepared. Everything they held is free when this returns. Only from the loop that the requests run on."""
+        if isinstance(request_id, str):
+            return await self._abort(request_id)
+        return any(await asyncio.gather(*map(self._abort, request_id)))
+
+    async def _abort(self, name: str) -> bool:
+        stream = self._live.get(name)
+        if isinstance(stream, Future):
+            stream = await asyncio.shield(asyncio.wrap_future(stream))
         if stream is None or stream._ended:
             return False
         await stream._stop()
@@ -401,7 +419,8 @@ class AsyncLLM:
             raise ConfigError(f"{next(iter(template))}: belongs to a chat template; give messages as the prompt")
         return self.llm._prepare(prompt, params, drafts)
 
-    def _reserve(self, name: str, choices: int) -> None:
+    def _reserve(self, name: str, choices: int) -> Future[RequestStream | None]:
+        """What becomes of the name, for who wants to know."""
         if self._thread.closed:
             raise self._thread._dead()
         if self._draining:
@@ -416,8 +435,10 @@ class AsyncLLM:
                     f"{self._places} of {self.capacity} places for running and waiting choices are taken; "
                     "try again later"
                 )
-            self._live[name] = None
+            coming: Future[RequestStream | None] = Future()
+            self._live[name] = coming
             self._places += choices
+        return coming
 
     def _forget(self, stream: RequestStream) -> None:
         self._release(stream.request_id, stream.size)
@@ -449,4 +470,5 @@ def _add(a: StreamDelta, b: StreamDelta) -> None:
     a.accepted = a.accepted + b.accepted
     a.passes = a.passes + b.passes
     a.finish_reason, a.stop_reason = b.finish_reason, b.stop_reason
-    a.output, a.so_far = b.output, b.so_far
+    a.output = b.output
+    a.belongs_to(b.so_far)

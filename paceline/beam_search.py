@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.cache import check_room
 from paceline.errors import ConfigError
 from paceline.outputs import FinishReason, TokenAlternatives
 from paceline.prompts import as_list, cache_salt, token_ids
@@ -99,21 +100,38 @@ class _Search:
     ended: list[BeamSearchSequence] = field(default_factory=list)
 
 
-def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
-    """The likeliest continuations of each prompt (texts, token ids, vLLM's mappings), all searches side by side.
+def beam_search(
+    llm: LLM, prompts: Any, params: BeamSearchParams, concurrency_limit: int | None = None
+) -> list[BeamSearchOutput]:
+    """The likeliest continuations of each prompt (texts, token ids, vLLM's mappings). concurrency_limit: searches side
+    by side, None = all.
 
     At each step every beam goes on with each of its likeliest `2 * beam_width` tokens; those that end the sequence are
     put aside, and the `beam_width` best of the others are the next beams. In the end the best of all are returned. A
-    beam that fills the context ends there. Raises ConfigError, CapacityError.
+    beam that fills the context ends there. Raises ConfigError, CapacityError, before anything runs.
     """
     if not isinstance(params, BeamSearchParams):
         raise ConfigError(
             f"params: {type(params).__name__} given; use BeamSearchParams(beam_width=..., max_tokens=...)"
         )
+    limit = as_integer(concurrency_limit)
+    if concurrency_limit is not None and (limit is None or limit < 1):
+        raise ConfigError(f"concurrency_limit={shown(concurrency_limit)}: use a whole number of 1 or more, or None")
     searches = []
     for prompt in as_list(prompts):
         _, ids = token_ids(prompt, llm.tokenizer, llm.model.vocab_size)
+        # else the last of many steps would find out
+        most = min(len(ids) + params.max_tokens, llm.max_model_len)
+        check_room(len(ids), most, llm.max_model_len, llm.engine.pool.size)
         searches.append(_Search(cache_salt(prompt), [BeamSearchSequence(ids, length=len(ids))]))
+    together = limit or max(1, len(searches))
+    for first in range(0, len(searches), together):
+        _search(llm, searches[first : first + together], params)
+    return [_best(search, params, llm) for search in searches]
+
+
+def _search(llm: LLM, searches: list[_Search], params: BeamSearchParams) -> None:
+    """All steps of some searches side by side."""
     ends = frozenset(() if params.ignore_eos else llm.tokenizer.eos_token_ids)
     # so many that beam_width of them go on, whichever of them are ends
     count = max(2 * params.beam_width, params.beam_width + len(ends))
@@ -127,7 +145,6 @@ def beam_search(llm: LLM, prompts: Any, params: BeamSearchParams) -> list[BeamSe
         for search in going:
             nexts = [next(found).outputs[0].logprobs or [] for _ in search.beams]
             _advance(search, [alternatives for [alternatives] in nexts], params, ends)
-    return [_best(search, params, llm) for search in searches]
 
 
 def _advance(search: _Search, nexts: list[TokenAlternatives], params: BeamSearchParams, ends: frozenset[int]) -> None:

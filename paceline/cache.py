@@ -26,6 +26,20 @@ def blocks_for(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
+def check_room(prompt: int, most: int, context: int, blocks: int) -> None:
+    """Whether a sequence can ever run. prompt, most: tokens of its prompt, and of prompt and output at their longest;
+    context: max_model_len; blocks: of the cache. Raises CapacityError."""
+    if prompt >= context:
+        raise CapacityError(
+            f"prompt: {prompt} tokens leave no room in the context of {context} (max_model_len); shorten the prompt"
+        )
+    if blocks_for(most) > blocks:
+        raise CapacityError(
+            f"prompt and max_tokens: {most} tokens do not fit the cache of {blocks * BLOCK_TOKENS}; "
+            "lower max_tokens or raise kv_cache_space"
+        )
+
+
 def stack_tables(tables: Sequence[np.ndarray]) -> np.ndarray:
     """Tables of several sequences as int32 [sequences, most blocks].
 

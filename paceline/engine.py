@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline.branches import Branches, Copy, grow
-from paceline.cache import BlockPool, blocks_for, stack_tables
+from paceline.cache import BlockPool, blocks_for, check_room, stack_tables
 from paceline.errors import CapacityError, ConfigError, EngineError
 from paceline.models.target import TargetModel
 from paceline.recurrent import RecurrentStates, StatePlan
@@ -160,16 +160,7 @@ class Engine:
         """Queue a sequence. Raises ConfigError or CapacityError when it can never run."""
         if not sequence.token_ids:
             raise ConfigError("prompt: empty; give at least one token")
-        if sequence.num_prompt_tokens >= self.max_model_len:
-            raise CapacityError(
-                f"prompt: {sequence.num_prompt_tokens} tokens leave no room in the context of "
-                f"{self.max_model_len} (max_model_len); shorten the prompt"
-            )
-        if blocks_for(sequence.most_tokens) > self.pool.size:
-            raise CapacityError(
-                f"prompt and max_tokens: {sequence.most_tokens} tokens do not fit the cache of "
-                f"{self.pool.size * 16}; lower max_tokens or raise kv_cache_space"
-            )
+        check_room(sequence.num_prompt_tokens, sequence.most_tokens, self.max_model_len, self.pool.size)
         self.scheduler.add(sequence)
 
     def abort(self, sequence: Sequence) -> None:

@@ -243,7 +243,8 @@ class EngineThread:
         with self.llm._lock:
             self.llm._abort([request])
         for choice, text in zip(open_choices, rest, strict=True):
-            end = StreamDelta(choice.choice, text, [], [], "abort", so_far=SoFar.now(request, choice))
+            end = StreamDelta(choice.choice, text, [], [], "abort")
+            end.belongs_to(SoFar.now(request, choice))
             request.deltas.append(end)
         self._deliver(ticket)
 

@@ -41,6 +41,7 @@ from paceline.stopping import StopChecker
 from paceline.structured.compiler import GrammarCompiler
 from paceline.token_masks import read_masks
 from paceline.tokenizer import Tokenizer, load_tokenizer
+from paceline.values import shown
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.store import resolve_model
 
@@ -323,7 +324,7 @@ class LLM:
                     if sequence.params.logprobs is not None:
                         shown = sequence.shown_logprobs(request.alternatives)
                         delta.logprobs = shown[len(shown) - len(ids) :]
-                    delta.so_far = SoFar.now(request, sequence)
+                    delta.belongs_to(SoFar.now(request, sequence))
                     request.deltas.append(delta)
 
     def _run(
@@ -457,10 +458,22 @@ class LLM:
         # the text that rejection sampling draws depends on the drafts: keep their number out of the clock's hands
         return self._drafter.max_drafts, self._fixed or self.sampler == "rejection"
 
-    def beam_search(self, prompts: Any, params: BeamSearchParams) -> list[BeamSearchOutput]:
+    def beam_search(
+        self,
+        prompts: Any,
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
         """The likeliest continuations of each prompt; prompts as for `generate`. Slow: see `paceline.beam_search`.
-        Raises ConfigError, CapacityError."""
-        return beam_search(self, prompts, params)
+
+        The other arguments are vLLM's: there is no LoRA and no bar; concurrency_limit: prompts that are searched side
+        by side, None = all. Raises ConfigError, CapacityError, before anything runs.
+        """
+        if lora_request is not None:
+            raise ConfigError(f"lora_request={shown(lora_request)}: is not supported; leave it out")
+        return beam_search(self, prompts, params, concurrency_limit)
 
     # ---- set-up
 

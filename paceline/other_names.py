@@ -20,6 +20,8 @@ LLM_OPTIONS: dict[str, str] = {
     "disable_log_stats": "leave it out: figures come with each output (RequestOutput.metrics)",
     "distributed_executor_backend": _CORES,
     "download_dir": "set the environment variable PACELINE_CACHE",
+    "enable_chunked_prefill": "leave it out: prompts are always computed in chunks (max_num_batched_tokens=N)",
+    "enable_lora": "leave it out: there are no adapters",
     "enable_log_requests": "leave it out: `paceline serve` logs a line per request",
     "enforce_eager": "leave it out: there is nothing to compile",
     "gpu_memory_utilization": _KV,
@@ -46,7 +48,9 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "device": ("auto", "cpu"),
     "disable_log_requests": (True, False),
     "disable_log_stats": (True, False),
+    "enable_chunked_prefill": (True,),
     "enable_log_requests": (False,),
+    "enable_lora": (False,),
     "enforce_eager": (True, False),
     "load_format": ("auto",),
     "pipeline_parallel_size": (1,),
@@ -55,7 +59,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "trust_remote_code": (True, False),
 }
 # arguments of vLLM's `AsyncLLM.generate`, which are no variables of a chat template; None and 0 ask for nothing
-CALL_ARGUMENTS = ("data_parallel_rank", "lora_request", "priority", "tokenization_kwargs", "trace_headers")
+CALL_ARGUMENTS = (
+    *("data_parallel_rank", "lora_request", "priority", "prompt_text", "reasoning_ended", "tokenization_kwargs"),
+    "trace_headers",
+)
 # fields of sampling that vLLM has, here and over HTTP -> why not, and what instead
 UNSUPPORTED_SAMPLING: dict[str, str] = {
     "best_of": "is not supported; ask for n choices and choose yourself",
@@ -76,7 +83,9 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether this option of another engine's `LLM` may as well be left out; True is no 1."""
+    """Whether this option of another engine's `LLM` may as well be left out; True is no 1, None asks for nothing."""
+    if value is None and name in LLM_OPTIONS:
+        return True
     return any(type(value) is type(other) and value == other for other in NEUTRAL.get(name, ()))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from paceline.speculation.stats import SpecDecodeStats
 
@@ -83,8 +83,18 @@ class RequestOutput:
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class _Made:
+    """The request behind a piece: no field, so that a piece is compared, shown and taken apart as a plain value."""
+
+    __slots__ = ("so_far",)
+    so_far: SoFar | Kept | None
+
+    def belongs_to(self, so_far: SoFar | Kept | None) -> None:
+        self.so_far = so_far
+
+
 @dataclass(slots=True)
-class StreamDelta:
+class StreamDelta(_Made):
     """What one step added to one choice.
 
     accepted: for each new id, whether it came from an accepted draft. output: the whole request, on its last delta.
@@ -93,7 +103,7 @@ class StreamDelta:
     were joined for a slow reader. Counted before a stop cuts a block.
 
     These are the piece's own. What vLLM's pieces have beside them, and mean: request_id, prompt, prompt_token_ids,
-    finished, outputs.
+    finished, outputs. A copy, also one that was pickled, has them too, as they were when it was made.
     """
 
     index: int
@@ -105,7 +115,13 @@ class StreamDelta:
     logprobs: list[TokenAlternatives] | None = None
     stop_reason: int | str | None = None
     passes: list[tuple[int, int]] = field(default_factory=list)
-    so_far: SoFar | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.belongs_to(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = None if self.so_far is None else self.so_far.kept(self)
+        return _piece, (made, *(getattr(self, f.name) for f in fields(self)))
 
     @property
     def outputs(self) -> list[CompletionOutput]:
@@ -121,22 +137,48 @@ class StreamDelta:
 
     @property
     def request_id(self) -> str:
-        return self._made.request.request_id
+        return self._made.request_id
 
     @property
     def prompt(self) -> str | None:
         """Its text, None if it was given as token ids or messages."""
-        return self._made.request.prompt
+        return self._made.prompt
 
     @property
     def prompt_token_ids(self) -> list[int]:
-        return self._made.request.ids
+        return self._made.prompt_token_ids
 
     @property
-    def _made(self) -> SoFar:
+    def _made(self) -> SoFar | Kept:
         if self.so_far is None:
             raise AttributeError("this piece was made by hand; pieces of an engine's streams know their request")
         return self.so_far
+
+
+@dataclass(slots=True)
+class Kept:
+    """What a copy of a piece knows of its request, which is not copied."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    choices: list[CompletionOutput] | None  # None: those of the piece's output
+
+    def outputs(self, delta: StreamDelta) -> list[CompletionOutput]:
+        """`delta.outputs`: see there."""
+        if self.choices is None and delta.output is not None:
+            return delta.output.outputs
+        return self.choices or []
+
+    def kept(self, delta: StreamDelta) -> Kept:
+        return self
+
+
+def _piece(made: Kept | None, *values: Any) -> StreamDelta:
+    """A copy of a piece."""
+    delta = StreamDelta(*values)
+    delta.belongs_to(made)
+    return delta
 
 
 def prompt_alone(delta: StreamDelta) -> None:

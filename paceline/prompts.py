@@ -108,6 +108,9 @@ def check_ids(name: str, ids: Any, vocab_size: int) -> None:
 
 def _unwrap(prompt: Mapping[str, Any]) -> Any:
     """vLLM's prompt mappings: {"prompt_token_ids": [...]} or {"prompt": text}, the ids first if both are there."""
+    for key in ("multi_modal_data", "prompt_embeds"):
+        if prompt.get(key) is not None and not (isinstance(prompt[key], Mapping) and not prompt[key]):
+            raise ConfigError(f"prompt: {key!r} is not supported; models here read text and token ids alone")
     for key in ("prompt_token_ids", "prompt"):
         if prompt.get(key) is not None:
             return prompt[key]

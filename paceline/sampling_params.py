@@ -143,9 +143,12 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise _fail(name, getattr(self, name), "use True or False")
-        if not isinstance(self.output_kind, RequestOutputKind):
-            kinds = "RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY"
-            raise _fail("output_kind", self.output_kind, f"use {kinds}")
+        if not isinstance(self.output_kind, RequestOutputKind):  # a number where they come from JSON
+            kind = as_integer(self.output_kind)
+            if kind not in tuple(RequestOutputKind):
+                kinds = "RequestOutputKind.CUMULATIVE, DELTA or FINAL_ONLY"
+                raise _fail("output_kind", self.output_kind, f"use {kinds}")
+            object.__setattr__(self, "output_kind", RequestOutputKind(kind))
         self._set_floats()
         self._set_collections()
         object.__setattr__(self, "structured_outputs", StructuredOutputsParams.read(self.structured_outputs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.outputs import CompletionOutput, StreamDelta
+from paceline.outputs import CompletionOutput, Kept, StreamDelta
 from paceline.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
@@ -27,6 +27,24 @@ class SoFar:
     def now(cls, request: Request, sequence: Sequence) -> SoFar:
         """On the thread that runs the steps, behind the one that made the piece."""
         return cls(request, sequence, sequence.num_output_tokens, sequence.stopper.num_shown)
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def prompt(self) -> str | None:
+        return self.request.prompt
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.request.ids
+
+    def kept(self, delta: StreamDelta) -> Kept:
+        """The same for a copy of the piece, without the request."""
+        outputs = self.outputs(delta)
+        whole = delta.output is not None and outputs is delta.output.outputs
+        return Kept(self.request_id, self.prompt, self.prompt_token_ids, None if whole else outputs)
 
     def outputs(self, delta: StreamDelta) -> list[CompletionOutput]:
         """`delta.outputs`: see there."""

@@ -36,7 +36,7 @@ def modern(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _modern(message: dict[str, Any], i: int, ids: dict[str, str]) -> dict[str, Any]:
     own = f"call{i:05d}"  # nine letters and digits, which is what Mistral's template asks for
     call = message.get("function_call")
-    if call is not None:
+    if call is not None and call != {}:  # clients in Lua write what is empty so
         where = f"messages[{i}].function_call"
         if not isinstance(call, Mapping) or not all(isinstance(call.get(part), str) for part in ("name", "arguments")):
             raise bad(where, call, 'use {"name": ..., "arguments": ...}, both strings')

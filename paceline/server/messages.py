@@ -49,16 +49,21 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
 def _text(part: Any, where: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and part.get("type") in ("text", "input_text", "output_text", "refusal"):
+    kind = (part.get("type") or "text") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind in ("text", "input_text", "output_text", "refusal"):
         text = part.get("text", part.get("refusal"))
         if isinstance(text, str):
             return text
-    kind = part.get("type") if isinstance(part, Mapping) else part
-    raise bad(f"{where}.content", kind, "this model reads text parts only", code="unsupported_content")
+        raise bad(f"{where}.content", part, 'a text part needs its text: {"type": "text", "text": ...}')
+    shown = part if kind is None else kind
+    raise bad(f"{where}.content", shown, "this model reads text parts only", code="unsupported_content")
 
 
 def _call(call: Any) -> Any:
     """Templates print arguments as JSON themselves; clients send them as a string."""
+    if isinstance(call, Mapping) and "function" not in call and "arguments" in call:  # as datasets and models write it
+        rest = {key: value for key, value in call.items() if key not in ("name", "arguments")}
+        call = {"type": "function", **rest, "function": {"name": call.get("name"), "arguments": call["arguments"]}}
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

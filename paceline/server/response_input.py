@@ -17,11 +17,13 @@ def messages_of(items: str | Sequence[Mapping[str, Any]], instructions: str | No
     out: list[dict[str, Any]] = []
     if instructions:
         out.append({"role": "system", "content": instructions})
+    if not items and not isinstance(items, str) and not out:
+        raise bad("input", items, "give at least one item")
     if isinstance(items, str):
         return [*out, {"role": "user", "content": items}]
     turn: dict[str, Any] | None = None  # of the assistant, while its items come
     for i, item in enumerate(items):
-        where, kind = f"input[{i}]", item.get("type", "message")
+        where, kind = f"input[{i}]", item.get("type") or "message"
         if kind == "function_call_output":
             out.append({"role": "tool", "tool_call_id": _text(item, where, "call_id"), "content": _output(item, where)})
             turn = None
@@ -52,8 +54,10 @@ def _check_message(item: Mapping[str, Any], where: str) -> None:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise bad(f"{where}.role", role, "use 'user', 'assistant', 'system' or 'developer'")
-    if item.get("content") is None:
+    if item.get("content") is None and role != "assistant":  # whose answer may have been empty
         raise bad(f"{where}.content", None, "a message needs text, or '' for none")
+    if item.get("tool_calls"):
+        raise bad(f"{where}.tool_calls", item["tool_calls"], "use an item of the type 'function_call' for each")
 
 
 def _text(item: Mapping[str, Any], where: str, name: str) -> str:

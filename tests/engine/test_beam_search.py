@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 from models.hybrid import HybridShape, write_hybrid
 
-from paceline import BeamSearchParams, SamplingParams
+from paceline import AsyncLLM, BeamSearchParams, SamplingParams
 from paceline.beam_search import BeamSearchSequence
 from paceline.errors import CapacityError, ConfigError
 
-from .harness import assert_idle, open_llm
+from .harness import assert_idle, kib, open_llm
 
 PROMPTS = [[1, 2, 3], [9, 8, 7, 6, 5] * 8, [30, 31] * 3]
 Distribution = Callable[[tuple[int, ...]], list[float]]
@@ -140,6 +141,56 @@ def test_beams_end_where_the_context_does(world):
     assert [(len(s.tokens), s.finish_reason) for s in output.sequences] == [(world.plain.max_model_len, "length")] * 2
     with pytest.raises(CapacityError, match="prompt"):
         world.plain.beam_search([[5] * world.plain.max_model_len], BeamSearchParams(2, 5))
+
+
+def test_beams_that_will_not_fit_the_cache_are_refused_before_anything_runs(tiny_target, world):
+    """As for `generate`, not after as many steps as fit. What just fits is served, and what the context ends too."""
+    small = open_llm(tiny_target, None, kv_cache_space=kib(3, world.plain), dtype=world.dtype)
+    assert small.engine.pool.size == 3
+    with pytest.raises(CapacityError, match=r"prompt and max_tokens: 49 tokens do not fit the cache of 48"):
+        small.beam_search([[5, 6], [5] * 40], BeamSearchParams(2, 9))
+    assert small.engine.scheduler.stats.queries == 0
+    [_, output] = small.beam_search([[5, 6], [5] * 40], BeamSearchParams(4, 8, ignore_eos=True))
+    assert {len(s.tokens) for s in output.sequences} == {48} and len(output.sequences) == 4
+    assert_idle(small)
+
+
+def test_more_beams_than_tokens(world, ends):
+    [output] = world.spec.beam_search([PROMPTS[0]], BeamSearchParams(world.vocab + 9, 1))
+    assert sorted(s.stop_reason or s.tokens[-1] for s in output.sequences) == list(range(world.vocab))
+
+
+def test_vllms_other_arguments(world):
+    params = BeamSearchParams(2, 4)
+    want = world.spec.beam_search(PROMPTS, params)
+    for limit in (1, 2, 9, None):
+        assert world.spec.beam_search(PROMPTS, params, None, True, limit) == want
+    assert world.spec.beam_search([], params) == []
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(ConfigError, match=f"^concurrency_limit={wrong}: use a whole number"):
+            world.spec.beam_search(PROMPTS, params, concurrency_limit=wrong)
+    with pytest.raises(ConfigError, match=r"^lora_request='a': is not supported"):
+        world.spec.beam_search(PROMPTS, params, lora_request="a")  # type: ignore[arg-type]
+
+
+def test_beams_beside_requests_of_an_engines_thread(world, ends):
+    """They share the passes: both are what each is alone, and nothing is left."""
+    params = BeamSearchParams(3, 6)
+    sampled = SamplingParams(temperature=1.1, seed=3, max_tokens=60, ignore_eos=True, logprobs=1)
+    want, text = world.plain.beam_search(PROMPTS, params), world.plain.generate([1, 2, 3], sampled)[0]
+
+    async def main() -> None:
+        engine = AsyncLLM(world.spec)
+        try:
+            streams = [await engine.submit([1, 2, 3], sampled) for _ in range(2)]
+            assert await asyncio.to_thread(world.spec.beam_search, PROMPTS, params) == want
+            for stream in streams:
+                assert [d async for d in stream][-1].output.outputs == text.outputs
+            assert_idle(world.spec)
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 600))
 
 
 @pytest.mark.parametrize(

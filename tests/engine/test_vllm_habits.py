@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 import pickle
-from dataclasses import FrozenInstanceError
+import threading
+from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
@@ -15,7 +18,7 @@ from paceline.outputs import StreamDelta
 
 from .conftest import SHAPE
 from .harness import assert_idle, half_right, scripted
-from .test_async_llm import held, opened, read, run
+from .test_async_llm import LONG, held, opened, read, run, slowed
 from .test_stream import PARAMS, PROMPTS, check_deltas, known
 
 V = SHAPE.vocab
@@ -222,6 +225,143 @@ def test_output_kind_is_checked():
         SamplingParams(output_kind="delta")  # type: ignore[arg-type]
 
 
+def test_parameters_survive_json():
+    """Kinds are numbers there, ids texts."""
+    for kind in RequestOutputKind:
+        params = SamplingParams(
+            temperature=0.5, stop=["x"], logit_bias={3: 1.0}, output_kind=kind, structured_outputs={"regex": "a+"}
+        )
+        again = SamplingParams(**json.loads(json.dumps(asdict(params))))
+        assert again == params and again.output_kind is kind
+        assert copy.copy(params) == copy.deepcopy(params) == params
+    for wrong in (3, -1, True, 1.0):
+        with pytest.raises(ConfigError, match=f"output_kind={wrong}: use RequestOutputKind"):
+            SamplingParams(output_kind=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+def test_pieces_are_plain_values(world, kind):
+    """They go through queues of processes, into JSON and into copies, which know what the pieces knew."""
+    pieces = list(world.spec.stream(PROMPTS[0], PARAMS.clone(output_kind=kind, n=2, max_tokens=6)))
+    for made in (lambda p: pickle.loads(pickle.dumps(p)), copy.copy, copy.deepcopy, lambda p: copy.copy(copy.copy(p))):
+        for piece in pieces:
+            again = made(piece)
+            assert again == piece and again.outputs == piece.outputs
+            assert (again.request_id, again.prompt, again.finished) == (piece.request_id, piece.prompt, piece.finished)
+            assert again.prompt_token_ids == piece.prompt_token_ids
+    for piece in pieces:
+        found = json.loads(json.dumps(asdict(piece)))
+        assert found["token_ids"] == piece.token_ids and "so_far" not in found
+    assert pickle.loads(pickle.dumps(StreamDelta(0, "a", [1], [False], None))).text == "a"
+    assert_idle(world.spec)
+
+
+@pytest.mark.parametrize("wrong", [5, True, ["a"], [], b"a", SamplingParams()], ids=str)
+def test_a_request_id_is_a_text(world, wrong):
+    async def main() -> None:
+        async with opened(world) as engine:
+            with pytest.raises(ConfigError, match=r"^request_id=.*: use a string"):
+                await engine.submit(PROMPTS[0], PARAMS, wrong)
+
+    run(main())
+
+
+def test_several_are_aborted_at_once(world):
+    async def main() -> None:
+        async with opened(world) as engine:
+            with slowed(engine):
+                streams = [await engine.submit([1, 2, 3], LONG, name) for name in "abc"]
+                assert await engine.abort(["a", "c", "unknown"])
+                assert list(engine._live) == ["b"]
+            ends = [[delta async for delta in stream][-1].finish_reason for stream in streams]
+            assert ends == ["abort", "length", "abort"]
+            assert not await engine.abort([]) and not await engine.abort(["a", "unknown"])
+
+    run(main())
+
+
+def test_an_abort_reaches_a_request_that_is_being_prepared(world, monkeypatch):
+    prepare, begun, go_on = world.spec._prepare, threading.Event(), threading.Event()
+
+    def late(*args):
+        begun.set()
+        assert go_on.wait(600)
+        return prepare(*args)
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            monkeypatch.setattr(world.spec, "_prepare", late)
+            reading = asyncio.create_task(read(engine, PROMPTS[0], PARAMS, "a"))
+            await asyncio.to_thread(begun.wait, 600)
+            given_up = asyncio.create_task(engine.abort("a"))
+            aborting = asyncio.create_task(engine.abort("a"))
+            await asyncio.sleep(0)
+            given_up.cancel()  # which leaves the others alone
+            await asyncio.sleep(0)
+            go_on.set()
+            assert await aborting
+            assert (await reading)[-1].finish_reason == "abort"
+            begun.clear()
+            go_on.clear()
+            wrong = asyncio.create_task(engine.submit([V + 1], PARAMS, "b"))
+            await asyncio.to_thread(begun.wait, 600)
+            aborting = asyncio.create_task(engine.abort("b"))
+            await asyncio.sleep(0)
+            go_on.set()
+            assert not await aborting
+            with pytest.raises(ConfigError, match="outside the vocabulary"):
+                await wrong
+
+    run(main())
+
+
+def test_a_stream_has_one_reader(world):
+    """The second one is told so; it does not take the first one's place, who would wait for ever."""
+    want = world.plain.generate(PROMPTS[0], PARAMS)[0]
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            with held(engine) as gate:
+                stream = await engine.submit(PROMPTS[0], PARAMS)
+                first = asyncio.create_task(anext(stream))
+                await asyncio.sleep(0)
+                with pytest.raises(RuntimeError, match="one reader"):
+                    await anext(stream)
+                gate.set()
+                check_deltas([await first, *[delta async for delta in stream]], want)
+
+    run(main())
+
+
+def test_the_last_piece_alone_is_whole_whatever_its_kind(world):
+    want = world.plain.generate(PROMPTS[0], PARAMS.clone(n=3))[0]
+
+    async def main() -> None:
+        async with opened(world) as engine:
+            for kind in RequestOutputKind:
+                stream = await engine.submit(PROMPTS[0], PARAMS.clone(n=3, output_kind=kind), last_only=True)
+                [piece] = [delta async for delta in stream]
+                assert piece.outputs == want.outputs
+
+    run(main())
+
+
+def test_options_of_vllm_that_ask_for_nothing(tiny_target):
+    options = {"tokenizer": None, "enable_lora": False, "enable_chunked_prefill": True, "swap_space": None}
+    args = EngineArgs(str(tiny_target), threads=1, dtype="float32", speculative_config=None, **options)
+    assert args.open().max_model_len == SHAPE.context
+    for name, value in (("enable_lora", True), ("tokenizer", "other"), ("max_modle_len", None)):
+        with pytest.raises(ConfigError, match=f"^{name}: there is no such option"):
+            EngineArgs(str(tiny_target), **{name: value}).open()
+
+
+def test_images_beside_a_prompt_are_not_forgotten(world):
+    with pytest.raises(ConfigError, match="'multi_modal_data' is not supported"):
+        world.spec.generate({"prompt": "ab", "multi_modal_data": {"image": "x.png"}}, PARAMS)
+    for nothing in (None, {}):
+        assert world.spec.generate({"prompt": "ab", "multi_modal_data": nothing}, PARAMS)
+
+
 def test_pieces_made_by_hand_have_no_request():
     with pytest.raises(AttributeError, match="made by hand"):
         _ = StreamDelta(0, "a", [1], [False], None).outputs
@@ -250,12 +390,13 @@ def test_logprobs_of_the_whole_vocabulary(world, count):
 def test_other_arguments_of_vllms_generate(world):
     """Taken where they ask for nothing, beside text and messages; refused by name where they ask for something."""
     params = SamplingParams(temperature=0, seed=1, max_tokens=3, ignore_eos=True)
+    nothing = {"lora_request": None, "priority": 0, "trace_headers": None, "prompt_text": None, "reasoning_ended": None}
     messages = [{"role": "user", "content": "ab"}]
 
     async def main() -> None:
         async with opened(world) as engine:
             for prompt in ("ab abc", messages):
-                output = await engine.complete(prompt, params, "a", lora_request=None, priority=0, trace_headers=None)
+                output = await engine.complete(prompt, params, "a", **nothing)
                 assert output.outputs == (await engine.complete(prompt, params)).outputs
                 for name, value in (("lora_request", "a LoRA"), ("priority", 3)):
                     with pytest.raises(ConfigError, match=f"^{name}={value!r}: is not supported; leave it out"):

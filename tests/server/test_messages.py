@@ -23,15 +23,29 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"role": "user"}, "messages[1].content", "=None: a message of the role 'user' needs text"),
     ({"role": "system", "content": None}, "messages[1].content", "=None: a message of the role 'system' needs text"),
     ({"role": "developer"}, "messages[1].content", "=None: a message of the role 'developer' needs text"),
-    ({"role": "tool", "tool_call_id": "call_1"}, "messages[1].content", "=None: a message of the role 'tool' needs"),
-    ({"role": "assistant"}, "messages[1].content", "=None: give text, or tool_calls"),
-    ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content", "=None: give text, or"),
+    ({"role": "assistant", "contents": "ab"}, "messages[1].contents", "='ab': unknown field; did you mean 'content'?"),
+    ({"role": "tool", "contents": ["ab"]}, "messages[1].contents", "=['ab']: unknown field; did you mean 'content'?"),
+    ({"role": "tool", "content": "ab", "toolcall_id": "1"}, "messages[1].toolcall_id", "did you mean 'tool_call_id'?"),
+    ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content", "={'type': 'text'}: a text part needs"),
+    ({"role": "user", "content": [None]}, "messages[1].content", "=None: this model reads text parts only"),
     ({"role": "user", "content": 5}, "messages[1].content", "=5: use a string or a list of text parts"),
     ({"role": "user", "contents": "ab"}, "messages[1].contents", "='ab': unknown field; did you mean 'content'?"),
     ({"rol": "user", "content": "ab"}, "messages[1].role", "=None: use one of"),
     ({"role": "assistant", "content": "", "tool_call": [CALL]}, "messages[1].tool_call", "did you mean 'tool_calls'?"),
     ({"role": "assistant", "tool_calls": "get"}, "messages[1].tool_calls", "='get': use a list of calls"),
-    ({"role": "assistant", "tool_calls": ["get"]}, "messages[1].tool_calls", "=['get']: use a list of calls"),
+    ({"role": "assistant", "tool_calls": ["get"]}, "messages[1].tool_calls[0]", "='get': use an object with id"),
+    ({"role": "assistant", "tool_calls": [CALL, {}]}, "messages[1].tool_calls[1].function", '=None: use {"name": ...,'),
+    (
+        {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "get", "input": "ab"}}]},
+        "messages[1].tool_calls[0].function",
+        "=None: use",
+    ),
+    (
+        {"role": "assistant", "tool_calls": [{"function": {"name": None, "arguments": "{}"}}]},
+        "messages[1].tool_calls[0].function.name",
+        "=None: name the function that was called",
+    ),
+    ({"role": "assistant", "tool_calls": [{"arguments": "{}"}]}, "messages[1].tool_calls[0].name", "=None: name the"),
     ({"role": "tool", "content": "ab", "tool_call_id": 1}, "messages[1].tool_call_id", "=1: use a string"),
     ({"role": "user", "content": "ab", "name": ["a"]}, "messages[1].name", "=['a']: use a string"),
     ({"role": "assistant", "reasoning_content": {}, "content": ""}, "messages[1].reasoning_content", "={}: use a"),
@@ -77,6 +91,25 @@ RIGHT: list[list[dict[str, Any]]] = [
     ],
     [USER, {"role": "assistant", "content": None, "reasoning": "ab"}, USER],
     [USER, {"role": "assistant", "content": None, "refusal": "ab"}, USER],
+    # an empty answer, in the histories of agents, and an empty result, which some clients leave out
+    *(
+        [USER, {"role": "assistant", **none}, USER]
+        for none in ({}, {"content": None}, {"content": "", "tool_calls": []})
+    ),
+    [USER, {"role": "assistant", "content": None, "tool_calls": [], "function_call": None, "refusal": None}, USER],
+    [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1"}],
+    [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": None}],
+    # empty tables of clients in Lua
+    [USER, {"role": "assistant", "content": "ab", "tool_calls": {}, "function_call": {}}, USER],
+    # what providers and clients add, however near to another name
+    [
+        {"role": "user", "content": "ab", "cacheControl": {"type": "ephemeral"}, "names": "ab", "tool_call": None},
+        {"role": "assistant", "content": "ab", "reasoning_text": "ab", "reasoning_details": [{}], "annotation": [1]},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "context": "ab", "contents": None, "prefix": True},
+        {"role": "tool", "content": [{"type": "text", "text": "ab"}], "tool_name": "get", "name": "get"},
+        {"role": "assistant", "content": "ab", "context": {"citations": []}, "thinking_blocks": [], "parsed": {"a": 1}},
+    ],
+    [{"role": "user", "content": [{"text": "ab"}]}],
     # what only some template or client knows
     [{"role": "user", "content": "ab", "context": "abc", "provider_specific_fields": {}, "id": 5, "weight": 1}],
 ]
@@ -106,7 +139,7 @@ def test_guesses_are_few(monkeypatch):
 
     calls, guess = [], module.get_close_matches
     monkeypatch.setattr(module, "get_close_matches", lambda *args: calls.append(args) or guess(*args))
-    message = {"role": "user", "content": "ab", **{f"x{i}": i for i in range(5000)}}
+    message = {"role": "assistant", "content": "ab", **{f"x{i}": i for i in range(5000)}}
     check_messages([message, message], ())
     assert len(calls) == MOST_GUESSES
 
@@ -118,13 +151,42 @@ def test_guesses_are_few(monkeypatch):
         ({"role": "tool", "content": "ab"}, "input[1].role"),
         ({"type": "message", "content": "ab"}, "input[1].role"),
         ({"role": "user"}, "input[1].content"),
-        ({"role": "assistant", "content": None}, "input[1].content"),
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "input[1].tool_calls"),
+        ({"type": "item_reference", "id": "msg_1"}, "input[1].type"),
     ],
 )
 def test_responses_items_are_named_as_they_came(server, item, param):
     answer = server.post(RESPONSES, input=[USER, item], max_output_tokens=1)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert answer.json()["error"]["message"].startswith(param + "=")
+
+
+def test_responses_items_that_clients_send(server):
+    """An answer sent back as it came, with nothing in it too; calls with their results."""
+    said = [{"type": "output_text", "text": "ab", "annotations": [], "logprobs": []}]
+    call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "get", "arguments": "", "status": None}
+    items: list[list[dict[str, Any]]] = [
+        [{"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": said}],
+        [{"type": "message", "role": "assistant"}],
+        [{"role": "assistant", "content": None}],
+        [{"type": None, "role": "assistant", "content": []}],
+        [call, {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "ab"}]}],
+        [{"type": "reasoning", "id": "rs_1", "summary": [], "content": None}, {"role": "assistant", "content": "ab"}],
+    ]
+    for middle in items:
+        server.ok(RESPONSES, input=[USER, *middle, USER], max_output_tokens=1)
+    assert server.post(RESPONSES, input=[]).json()["error"]["param"] == "input"
+
+
+def test_calls_without_an_object_for_the_function_reach_the_prompt(server):
+    """As datasets and models write them. A template sees the same as of OpenAI's form."""
+    flat = {"id": "call_1", "name": "get", "arguments": '{"city": "Lyon"}'}
+    nested = {"id": "call_1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Lyon"}'}}
+    counts = [
+        server.ok(TOKENIZE, messages=[USER, {"role": "assistant", "content": None, "tool_calls": [call]}])["tokens"]
+        for call in (flat, nested)
+    ]
+    assert counts[0] == counts[1] and len(counts[0]) > len(server.ok(TOKENIZE, messages=[USER])["tokens"]) + 20
 
 
 # ---- the limit has the name that the client gave it
