@@ -186,6 +186,7 @@ class AsyncLLM:
         self._lock = threading.Lock()  # loops of several threads may share this object
         # while it is prepared, what will be its stream, or None where there will be none
         self._live: dict[str, RequestStream | Future[RequestStream | None]] = {}
+        self._unwanted: set[str] = set()  # aborted while they were prepared
         self._places = 0
         self._draining = False
         self._idle: list[asyncio.Future[None]] = []
@@ -240,6 +241,8 @@ class AsyncLLM:
             with self._lock:
                 self._live[name] = stream
             self._thread.add(stream._ticket)
+            if name in self._unwanted:  # now: whoever aborted it comes to it only when it may have ended
+                self._thread.abort(stream._ticket)
         except BaseException:
             self._release(name, params.n)
             coming.set_result(None)
@@ -312,7 +315,11 @@ class AsyncLLM:
     async def _abort(self, name: str) -> bool:
         stream = self._live.get(name)
         if isinstance(stream, Future):
+            self._unwanted.add(name)
             stream = await asyncio.shield(asyncio.wrap_future(stream))
+            if stream is not None:
+                await stream._stop()
+            return stream is not None
         if stream is None or stream._ended:
             return False
         await stream._stop()
@@ -447,6 +454,7 @@ class AsyncLLM:
         with self._lock:
             self._places -= choices  # first: whoever sees that nothing is in flight may count on the places
             del self._live[name]
+            self._unwanted.discard(name)
             idle = []
             if not self._live:
                 idle, self._idle = self._idle, []

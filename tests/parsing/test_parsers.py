@@ -90,7 +90,8 @@ def test_any_text_in_any_pieces(name: str, text: str, places: list[int], reasoni
         scanner = JsonScanner()
         assert all(map(scanner.push, call.arguments)), "arguments are JSON as far as they go"
     if not whole.tool_calls and reasoning is None:
-        assert "".join(whole.content.split()) in "".join(text.split())
+        left = iter(text)  # a list of no calls may have stood between what is left
+        assert all(character in left for character in "".join(whole.content.split()))
 
 
 numbers = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False))

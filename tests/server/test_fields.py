@@ -230,7 +230,11 @@ def test_anthropic_errors_have_its_shape(server):
         ({"role": "assistant", "content": None, "function_call": {"name": "f"}}, "messages[1].function_call"),
         ({"role": "assistant", "content": None, "function_call": "f"}, "messages[1].function_call"),
         (
-            {"role": "assistant", "tool_calls": [{}], "function_call": {"name": "f", "arguments": "{}"}},
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+                "function_call": {"name": "f", "arguments": "{}"},
+            },
             "messages[1].function_call",
         ),
         ({"role": "function", "content": "1"}, "messages[1].name"),
