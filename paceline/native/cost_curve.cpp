@@ -310,8 +310,7 @@ void register_cost_curve(nb::module_& m) {
       .def_prop_ro("known", &CostCurve::known, "Whether anything was observed.")
       .def("observe", &CostCurve::observe, "rows"_a, "seconds"_a,
            "The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one "
-           "in "
-           "a few does: the better they are known, the fewer.")
+           "in a few does: the better they are known, the fewer.")
       .def("start", &CostCurve::start, "values"_a, "cov"_a, "knots"_a,
            "Begin with these logarithms of seconds at the knots and their covariance; knots: places of those that an "
            "earlier run has shown.")

@@ -80,7 +80,7 @@ PL_APART void narrow_int8_block(int quads, const int32_t* pairs, size_t ld, cons
   for (int r = 0; r < N; ++r) sums[r] = acc[r];
 }
 
-// As int8_scores_t of int8_cache.inl.
+// As int8_scores_t below.
 template <int TQ, int NB>
 inline void narrow_int8_scores(int head_dim, const void* const* q, const uint8_t* const* blocks, float* out) {
   constexpr size_t ld = kMaxHeadDim / 2;

@@ -12,10 +12,6 @@ namespace {
 struct V {
   __m256 lo, hi;
 };
-struct Pairs {
-  __m256i lo, hi;
-};
-
 struct I {
   __m256i lo, hi;
 };
@@ -50,16 +46,6 @@ struct S {
   static __m256 widen(__m128i h) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16)); }
   static V load_bf16(const uint16_t* p) {
     return {widen(_mm_loadu_si128((const __m128i*)p)), widen(_mm_loadu_si128((const __m128i*)(p + 8)))};
-  }
-  static Pairs load_pairs(const uint16_t* p) {
-    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 16))};
-  }
-  static V even(Pairs p) {
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(p.lo, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(p.hi, 16))};
-  }
-  static V odd(Pairs p) {
-    const __m256i m = _mm256_set1_epi32(int(0xffff0000u));
-    return {_mm256_castsi256_ps(_mm256_and_si256(p.lo, m)), _mm256_castsi256_ps(_mm256_and_si256(p.hi, m))};
   }
   static __m256i bf16_bits(__m256 x) {  // rounded to nearest even, in the low half of each lane
     const __m256i u = _mm256_castps_si256(x);
@@ -122,15 +108,6 @@ struct S {
       r.odd[i] = _mm256_srli_epi16(x, 8);
     }
     return r;
-  }
-  static I dot_quads(I acc, const Quads& k, int32_t four) {
-    const __m256i q = _mm256_set1_epi32(four);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(q, 8), 8), odd = _mm256_srai_epi16(q, 8);
-    const auto dot = [&](__m256i a, int i) {
-      return _mm256_add_epi32(a,
-                              _mm256_add_epi32(_mm256_madd_epi16(k.even[i], even), _mm256_madd_epi16(k.odd[i], odd)));
-    };
-    return {dot(acc.lo, 0), dot(acc.hi, 1)};
   }
   static V to_float(I a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
   static float sum8(__m256 x) {

@@ -22,11 +22,10 @@ def best_lengths(
 
     survivals[i][j]: chance that draft j + 1 of request i is kept (never rising in j); its length is the most that may
     be drafted. draft: tokens drafted by all -> seconds, or seconds whatever their number, apart from the pass that
-    verifies them. other_rows: rows of the
-    pass that belong to others, prompts for the most part; each counts as a committed token, since it has to be computed
-    once whatever the drafts do. found: requests whose drafts are at hand and take no time. Draft tokens are admitted in
-    order of their survival, as many as make the ratio largest. margin: what it takes beyond the ratio of a plain step
-    for drafts to be made at all, as a share of it.
+    verifies them. other_rows: rows of the pass that belong to others, prompts for the most part; each counts as a
+    committed token, since it has to be computed once whatever the drafts do. found: requests whose drafts are at hand
+    and take no time. Draft tokens are admitted in order of their survival, as many as make the ratio largest. margin:
+    what it takes beyond the ratio of a plain step for drafts to be made at all, as a share of it.
     """
     rows, drafts = len(survivals) + other_rows, sum(map(len, survivals))
     made = drafts if not found else sum(len(row) for row, free in zip(survivals, found, strict=True) if not free)

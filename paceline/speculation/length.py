@@ -103,7 +103,6 @@ class DraftLengthPolicy:
         self._given_up_at = 0  # rows
         self._idle = 0  # steps since
         self._found_trust = Trust()  # of what drafts at hand have been worth
-        self._found_used = False  # any so far
         self._promised: dict[int, Sequence[float]] = {}  # their survival in this step
         self._look_gain = 1.0 + FRESH  # of drafts at hand over plain steps, on average of late, while a drafter rests
         self._look_patience = 1
@@ -149,11 +148,7 @@ class DraftLengthPolicy:
             and not (self._plain_steps or any(found))
             and self._memory.holds(requests, limits, rows, margin)
         ):
-            if self._found_used:
-                self._found_trust.forgive()
-            self._passed += 1
-            self._elapsed = 0
-            lengths = self._kept.copy()
+            lengths = self._kept_lengths()
         else:
             lengths = self._choose(requests, limits, rows, found if any(found) else (), margin)
         for length in lengths:
@@ -202,6 +197,13 @@ class DraftLengthPolicy:
             if n
         )
 
+    def _kept_lengths(self) -> list[int]:
+        """Those of the choice before, for one more step."""
+        self._found_trust.forgive()
+        self._passed += 1
+        self._elapsed = 0
+        return self._kept.copy()
+
     def _choose(
         self,
         requests: Sequence[int],
@@ -218,11 +220,8 @@ class DraftLengthPolicy:
                 self._lose_hope(rows, False)
             return [0] * len(requests)
         if not found and self.worthwhile and self._memory.holds(requests, limits, rows, margin):
-            self._found_trust.forgive()
             self._kept_until = self._payable_since + REFIT_AFTER
-            self._passed += 1
-            self._elapsed = 0
-            return self._kept.copy()
+            return self._kept_lengths()
         self._found_trust.forgive()
         self._promised, nothing_at_hand = {}, not found
         at_hand, asked = [False] * len(requests), limits
@@ -543,7 +542,6 @@ class DraftLengthPolicy:
         """So many drafts that a request had at hand were verified and kept."""
         survival = self._promised.pop(request, ())
         if survival and drafted:
-            self._found_used = True
             self._found_trust.observe(sum(survival[:drafted]), accepted)
 
     def observe(self, request: int, drafted: int, accepted: int) -> None:

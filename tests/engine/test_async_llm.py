@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.async_llm import MERGE_FROM
+from paceline.async_llm import MERGE_FROM, RequestStream
 from paceline.engine_thread import FEW, STEP_BUCKETS
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.outputs import RequestOutput, StreamDelta
@@ -87,6 +87,20 @@ def held(engine: AsyncLLM) -> Iterator[Gate]:
     finally:
         gate.set()
         engine.llm.engine.step = step  # type: ignore[method-assign]
+
+
+async def aborted_behind_three_steps(engine: AsyncLLM, params: SamplingParams) -> RequestStream:
+    """The stream of a request that was aborted; it has not been read."""
+    with held(engine) as gate:
+        stream = await engine.submit([1, 2, 3], params, request_id="a")
+        gate.allow(3)
+        while engine.stats().steps < 3:
+            await asyncio.sleep(0)
+        aborting = asyncio.create_task(engine.abort("a"))
+        await asyncio.sleep(0)
+        gate.allow(1)
+        assert await aborting
+    return stream
 
 
 @contextmanager
@@ -236,15 +250,7 @@ def test_pieces_that_are_joined_with_the_end_keep_their_logprobs(world, monkeypa
 
     async def main() -> None:
         async with opened(world) as engine:
-            with held(engine) as gate:
-                stream = await engine.submit([1, 2, 3], params, request_id="a")
-                gate.allow(3)
-                while engine.stats().steps < 3:
-                    await asyncio.sleep(0)
-                aborting = asyncio.create_task(engine.abort("a"))
-                await asyncio.sleep(0)
-                gate.allow(1)
-                assert await aborting
+            stream = await aborted_behind_three_steps(engine, params)
             [delta] = [d async for d in stream]
             assert delta.output is not None and delta.finish_reason == "abort"
             assert len(delta.token_ids) >= 3 and delta.token_ids == delta.output.outputs[0].token_ids

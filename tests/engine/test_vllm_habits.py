@@ -18,7 +18,7 @@ from paceline.outputs import StreamDelta
 
 from .conftest import SHAPE
 from .harness import assert_idle, half_right, scripted
-from .test_async_llm import LONG, held, opened, read, run, slowed
+from .test_async_llm import LONG, aborted_behind_three_steps, held, opened, read, run, slowed
 from .test_stream import PARAMS, PROMPTS, check_deltas, known
 
 V = SHAPE.vocab
@@ -59,15 +59,7 @@ def test_what_came_so_far_can_be_read_later_and_of_aborted_requests_too(world):
 
     async def main() -> list[StreamDelta]:
         async with opened(world) as engine:
-            with held(engine) as gate:
-                stream = await engine.submit([1, 2, 3], params, "a")
-                gate.allow(3)
-                while engine.stats().steps < 3:
-                    await asyncio.sleep(0)
-                aborting = asyncio.create_task(engine.abort("a"))
-                await asyncio.sleep(0)
-                gate.allow(1)
-                assert await aborting
+            stream = await aborted_behind_three_steps(engine, params)
             return [delta async for delta in stream]
 
     deltas = run(main())
