@@ -20,7 +20,7 @@ from paceline.speculation.tree import DraftTree
 DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one was timed
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
-EXPLORE_SHARE = 0.003  # and as much each to passes of other sizes and to plain ones, so that their costs are known
+EXPLORE_SHARE = 0.001  # and as much each to passes of other sizes and to plain ones, so that their costs are known
 PLAIN_STEPS = 16  # in a row, when plain decoding is what is tried
 SETTLED_AFTER = 12  # of them: until then caches are still filled with what drafts needed
 MOST_CURIOSITY = 16.0  # steps whose time is saved up for these, at most
@@ -41,7 +41,7 @@ FEW = 3.0  # steps that have to have shown a size before a choice relies on it
 WARM_UP = 16  # steps of a process that tell nothing of costs: memory is touched, caches fill, a core's clock rises
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
-WHOLE_EVERY = 8  # choices of blocks, one of which has all slots
+WHOLE_EVERY = 32  # choices of blocks, one of which has all slots
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 KEEP = 8  # steps that a choice is for at most: choosing takes time, too
@@ -344,7 +344,10 @@ class DraftLengthPolicy:
                 return tried
         planned = rows + sum([sum(row[:length]) for row, length in zip(survivals, lengths, strict=True)])
         plain = self.verify.seconds(rows)  # also where blocks are drafted, whose own sizes are tried as they are cut
-        price = plain - rows * now / planned  # what it lacks to the rate that was chosen
+        # what it lacks to the rate that was chosen; a request that is out of luck will not be for all of these steps
+        usual = self.overall.survival(max(lengths))
+        usually = rows + sum([sum(usual[:length]) for length in lengths])
+        price = plain - rows * now / max(planned, usually)
         far = price * (1.0 + UPSIDE) > UPSIDE * plain
         share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
         self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
