@@ -21,6 +21,8 @@ DRAFT_SHARE = 0.12  # of a one-row pass: what a draft is taken to cost until one
 PROBE_DRAFTS = 2  # tokens of a draft that is made only to see whether drafting has become worthwhile
 PROBE_SHARE = 0.01  # of the time goes to such probes
 EXPLORE_SHARE = 0.001  # and as much each to passes of other sizes and to plain ones, so that their costs are known
+NEW_SHARE = 0.003  # the same as long as costs are new
+NEW_STEPS = 1000.0  # after which they are half as new
 PLAIN_STEPS = 16  # in a row, when plain decoding is what is tried
 SETTLED_AFTER = 12  # of them: until then caches are still filled with what drafts needed
 MOST_CURIOSITY = 16.0  # steps whose time is saved up for these, at most
@@ -41,7 +43,8 @@ FEW = 3.0  # steps that have to have shown a size before a choice relies on it
 WARM_UP = 16  # steps of a process that tell nothing of costs: memory is touched, caches fill, a core's clock rises
 OPTION = 1.1  # times what averages promise that knowing chances in time is taken to be worth at first
 MOST_SLOTS = 1 << 20
-WHOLE_EVERY = 32  # choices of blocks, one of which has all slots
+WHOLE_EVERY = 8  # choices of blocks, one of which has all slots; twice as many each time, up to
+WHOLE_SELDOM = 32
 MOST_OPTION = 2.0  # that one step can show
 FADE = 0.97  # of what is known of acceptance, each time it is reconsidered
 KEEP = 8  # steps that a choice is for at most: choosing takes time, too
@@ -88,6 +91,7 @@ class DraftLengthPolicy:
         self._worths: Sequence[float] = ()  # seconds that each slot of a block saves, on average
         self._weighed = 0.0  # blocks, at most those that count
         self._since_whole = 0  # choices
+        self._whole_every = WHOLE_EVERY
         self._usual = MOST_SLOTS  # of a block of late
         self._plain_curiosity = 0.0  # and on a few plain steps in a row
         self._upwards = False
@@ -312,8 +316,8 @@ class DraftLengthPolicy:
         """Leading slots of a block that save more than making them takes, on average of late; now and then all of them,
         to see what the others would. most: of all requests together."""
         self._since_whole += 1
-        if self._since_whole >= WHOLE_EVERY:
-            self._since_whole = 0
+        if self._since_whole >= self._whole_every:
+            self._since_whole, self._whole_every = 0, min(2 * self._whole_every, WHOLE_SELDOM)
             return most
         half = max(requests, most // 2)
         for drafts in (most, half):  # what they cost is asked for below
@@ -349,7 +353,7 @@ class DraftLengthPolicy:
         usually = rows + sum([sum(usual[:length]) for length in lengths])
         price = plain - rows * now / max(planned, usually)
         far = price * (1.0 + UPSIDE) > UPSIDE * plain
-        share = self._elapsed * EXPLORE_SHARE / (FAR if far else 1.0)
+        share = self._elapsed * self._explore_share / (FAR if far else 1.0)
         self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
         price = max(PLAIN_STEPS * price, LEAST_PRICE * now)
         if price <= self._plain_curiosity:
@@ -358,6 +362,10 @@ class DraftLengthPolicy:
         if self.whole and not all(found):
             return lengths
         return self._another_size(survivals, lengths, rows, now, lost)
+
+    @property
+    def _explore_share(self) -> float:
+        return EXPLORE_SHARE + (NEW_SHARE - EXPLORE_SHARE) * NEW_STEPS / (NEW_STEPS + self.verify.changes)
 
     def _decode_plainly(self, requests: int) -> list[int]:
         """In this step and the next ones."""
@@ -376,7 +384,7 @@ class DraftLengthPolicy:
         """The lengths, which take `now` seconds, or those of a pass one knot larger or smaller. lost: seconds lost by
         lengths that bring so many drafts."""
         most = sum(map(len, survivals))
-        self._curiosity = min(self._curiosity + self._elapsed * EXPLORE_SHARE * now, now)
+        self._curiosity = min(self._curiosity + self._elapsed * self._explore_share * now, now)
         if self._curiosity < LEAST_PRICE * now:
             return lengths
         drafts = sum(lengths)

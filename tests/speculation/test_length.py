@@ -182,7 +182,8 @@ def test_a_choice_that_is_kept_is_hardly_worse_than_a_new_one(chances: list[floa
     policy.verify = table({rows: 1.0 + 0.2 * rows for rows in range(1, 9)})
     own = Acceptance()
     prices = [policy.verify.seconds(1 + n) + (DRAFT_SHARE * policy.verify.seconds(1) if n else 0.0) for n in range(8)]
-    with patch("paceline.speculation.length.EXPLORE_SHARE", 0.0), patch("paceline.speculation.length.PROBE_SHARE", 0.0):
+    unexplored = {name: 0.0 for name in ("EXPLORE_SHARE", "NEW_SHARE", "PROBE_SHARE")}
+    with patch.multiple("paceline.speculation.length", **unexplored):
         for chance in chances:
             survival = own.survival(7, policy.overall) if own.tries else policy.overall.survival(7)
             (length,) = policy.choose([1], [7])

@@ -114,7 +114,7 @@ def test_slots_that_cannot_pay_are_not_drafted() -> None:
     lengths.whole = lengths.confident = True
     lengths.draft = table({rows: 0.1 + 0.02 * rows for rows in range(1, 60)})
     asked = []
-    for _ in range(300):  # sure of two drafts, and of none behind them
+    for _ in range(900):  # sure of two drafts, and of none behind them
         (count,) = lengths.choose([1], [7])
         asked.append(count)
         if count:
