@@ -196,7 +196,8 @@ def _from_gguf(checkpoint: GGUFCheckpoint) -> Tokenizer:
         return CheckpointError(f"{checkpoint.path}: {message}")
 
     backend = build_tokenizer(metadata, checkpoint.path)
-    tokens = token_texts(metadata, error)
+    sentencepiece = is_sentencepiece(metadata)
+    tokens: list[str] = token_texts(metadata, error) if sentencepiece else metadata["tokenizer.ggml.tokens"]
     special = {}
     for name, kind in (
         ("bos_token", "bos"),
@@ -222,7 +223,7 @@ def _from_gguf(checkpoint: GGUFCheckpoint) -> Tokenizer:
         bos_token_id=token_id(metadata, "bos", len(tokens), error),
         chat_template=templates,
         special_tokens=special,
-        silent_ids=silent_ids(metadata) if is_sentencepiece(metadata) else (),
+        silent_ids=silent_ids(metadata) if sentencepiece else (),
     )
 
 

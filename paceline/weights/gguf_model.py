@@ -64,6 +64,7 @@ _MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 _IGNORED = frozenset({"rope_freqs.weight", LONG_FACTORS, SHORT_FACTORS})
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
 
+
 def _values(raw: np.ndarray, stored: str, dtype: LoadDtype | None, shape: tuple[int, ...]) -> np.ndarray:
     if stored == "BF16" and dtype in (None, "bfloat16"):
         return raw.view(BFLOAT16).reshape(shape)
@@ -334,7 +335,7 @@ class GGUFCheckpoint(Checkpoint):
             self.metadata.get("tokenizer.ggml.tokens"),
             self.metadata.get("tokenizer.ggml.token_type"),
         )
-        if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
+        if isinstance(tokens, list) and tokens and isinstance(kinds, np.ndarray):
             kinds = kinds[: len(tokens)]
             which = kinds == CONTROL
             if is_sentencepiece(self.metadata):  # whatever their type, as in llama.cpp

@@ -161,7 +161,9 @@ def _merges(
             continue
         if len(token) > MAX_CHARACTERS:
             if short[i]:
-                raise error(f"{_KEYS['tokens']} holds one of {len(token)} characters at {i}, more than {MAX_CHARACTERS}")
+                raise error(
+                    f"{_KEYS['tokens']} holds one of {len(token)} characters at {i}, more than {MAX_CHARACTERS}"
+                )
             continue
         for at in range(len(token) - 1, 0, -1):
             left = token[:at]
