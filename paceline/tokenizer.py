@@ -23,7 +23,14 @@ from paceline.weights.hf_folder import read_json
 
 # errors= of UTF-8 decoding: one U+FFFD for each byte that is part of no character, as SentencePiece decodes
 EACH_BYTE = "paceline.each_byte"
-codecs.register_error(EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(EACH_BYTE, _replace_each_byte)
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")

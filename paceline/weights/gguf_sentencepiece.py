@@ -4,7 +4,7 @@ llama.cpp is the reference (llama-vocab.cpp): of all neighbours that together ar
 score are joined first, the leftmost of equal ones; characters that are no token become their bytes. Here the same is
 written as a list of merges in order of score. What the list cannot say: of two overlapping pairs that make the same
 token out of parts of different lengths, or tokens of the same score, the leftmost goes first there, and here always
-the same pair. In a vocabulary that SentencePiece made, no two scores are equal.
+the same pair. Where published vocabularies have equal scores (runs of spaces), both end with the same tokens.
 
 Tokens of the types control, unknown and user-defined are found in a text before anything else, and a space goes
 before each piece of text between them, unless tokenizer.ggml.add_space_prefix is false (Gemma).
@@ -111,9 +111,8 @@ def _vocabulary(tokens: list[str], error: Error) -> dict[str, int]:
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         again = next(i for i, token in enumerate(tokens) if vocabulary[token] != i)
-        raise error(
-            f"{_KEYS['tokens']} holds {tokens[again][:40]!r} twice, as {again} and {vocabulary[tokens[again]]}; {_REMEDY}"
-        )
+        last = vocabulary[tokens[again]]
+        raise error(f"{_KEYS['tokens']} holds {tokens[again][:40]!r} twice, as {again} and {last}; {_REMEDY}")
     return vocabulary
 
 

@@ -64,8 +64,8 @@ def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
         return gguf_sentencepiece.build(metadata, error)
     if not isinstance(model, str) or model != "gpt2":
         raise error(
-            f"tokenizer.ggml.model {str(model)[:40]!r} is not supported, only byte-level BPE ('gpt2') and SentencePiece "
-            "('llama') are; use the model's Hugging Face folder"
+            f"tokenizer.ggml.model {str(model)[:40]!r} is not supported, only byte-level BPE ('gpt2') and "
+            "SentencePiece ('llama') are; use the model's Hugging Face folder"
         )
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:

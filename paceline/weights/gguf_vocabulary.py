@@ -1,4 +1,4 @@
-"""What tokenizers of every kind have in a GGUF file's metadata: tokens, their types, special ids, the frame of a text."""
+"""What tokenizers of every kind have in a GGUF file's metadata: tokens, types, special ids, the frame of a text."""
 
 from __future__ import annotations
 

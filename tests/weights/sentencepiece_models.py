@@ -63,7 +63,7 @@ def pieces(model: Path) -> list[tuple[str, float, int]]:
 
 
 def rows(vocabulary: list[tuple[str, float, int]], *, prefix: bool = True, **flags: bool) -> list[Row]:
-    """GGUF metadata. User-defined tokens have spaces and -1000 in the place of their score, as converters write them."""
+    """GGUF metadata. User-defined tokens have spaces, and -1000 as their score, as converters write them."""
     own = [(t.replace("\u2581", " "), -1000.0, k) if k == USER_DEFINED else (t, s, k) for t, s, k in vocabulary]
     texts, scores, kinds = zip(*own, strict=True)
     return [

@@ -277,7 +277,7 @@ def test_norms_keep_their_digits_in_bf16(tmp_path):
     np.testing.assert_allclose(rounded, exact, rtol=2**-8)
 
 
-# -- whole files with a SentencePiece vocabulary: Llama 2 and Mistral, Phi-3, Gemma 2 and 3 -----------------------------
+# -- whole files with a SentencePiece vocabulary: Llama 2 and Mistral, Phi-3, Gemma 2 and 3 --------------------------
 
 SPOKEN = {
     "llama": config("mistral", sliding_window=None, hidden_size=64, head_dim=16, rope_theta=1e4),

@@ -68,7 +68,7 @@ def reference() -> dict[str, Any]:
     return {name: package.SentencePieceProcessor(model_file=str(path(name))) for name in ("llama", "gemma")}
 
 
-# -- sentencepiece itself -----------------------------------------------------------------------------------------------
+# -- sentencepiece itself --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", TORTURE)
@@ -188,7 +188,7 @@ def test_the_backend_alone_decodes_well_formed_text_in_the_same_way(ours):
             assert ours[name].backend.decode(ids) == ours[name].decode(ids) == text
 
 
-# -- llama.cpp ----------------------------------------------------------------------------------------------------------
+# -- llama.cpp -------------------------------------------------------------------------------------------------------
 
 SPOKEN = {
     "llama": ["<s>", "</s>", "<unk>", "[INST]", "[/INST]", "<tool>", "<|user|>"],
@@ -281,7 +281,7 @@ def test_white_space_behind_special_tokens_of_phi_3(tmp_path, name):
     assert strips == ("3 " not in name)
 
 
-# -- kinds of tokens ------------------------------------------------------------------------------------------------------
+# -- kinds of tokens -------------------------------------------------------------------------------------------------
 
 
 def test_kinds_of_tokens(ours):
@@ -351,7 +351,7 @@ def test_converted_folders_have_the_same_tokenizer(tmp_path, files, ours):
         assert (other.eos_token_ids, other.bos_token_id) == (ours[name].eos_token_ids, ours[name].bos_token_id)
 
 
-# -- errors ---------------------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 G = "tokenizer.ggml."
 TYPES = [kind for _, _, kind in pieces(path("llama"))]
@@ -431,8 +431,9 @@ def test_neither_bytes_nor_an_unknown_token(tmp_path):
 
 ODD = st.sampled_from(
     [
-        (U32, 7), (I32, -1), (F32, 0.5), (BOOL, 1), (STRING, "llama"), (STRING, ""), (ARRAY, (I32, [])), (ARRAY, (I32, [3, 3])),
-        (ARRAY, (STRING, ["a"])), (ARRAY, (F32, [1.0])), (ARRAY, (BOOL, [1])), (F32, float("nan")),
+        (U32, 7), (I32, -1), (F32, 0.5), (BOOL, 1), (STRING, "llama"), (STRING, ""), (ARRAY, (I32, [])),
+        (ARRAY, (I32, [3, 3])), (ARRAY, (STRING, ["a"])), (ARRAY, (F32, [1.0])), (ARRAY, (BOOL, [1])),
+        (F32, float("nan")),
     ]
 )  # fmt: skip
 
