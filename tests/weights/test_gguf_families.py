@@ -190,6 +190,7 @@ def test_other_architectures_are_refused_by_name(tmp_path, arch):
 # -- Gemma -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["gemma2", "gemma3"])
 def test_gemma_logits_are_those_of_transformers(tmp_path, arch):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")

@@ -206,6 +206,7 @@ def marked(name: str) -> list[str]:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_ids_are_those_of_llama_cpp(ours, files, name):
     theirs = LlamaCpp(files[name])
@@ -230,6 +231,7 @@ def test_a_vocabulary_that_is_no_bpe_is_merged_by_score_as_in_llama_cpp(ours, fi
             assert ours["unigram"].encode(text) == theirs.encode(text, add_special=True), key
 
 
+@pytest.mark.slow
 def test_runs_of_spaces_with_one_score_for_all(tmp_path):
     """As in Llama 2, Mistral and Phi-3, whose tokens of 2 to 16 spaces come last, all with the same score."""
     lengths = [2, 4, 8, 5, 16, 6, 12, 13, 10, 14, 3, 9, 7, 11, 15]
@@ -265,6 +267,7 @@ def test_flags(tmp_path, flags):
             assert tokenizer.decode(ids) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Phi 3 Mini 4k Instruct", "Phi-3-mini", "phi3"])
 def test_white_space_behind_special_tokens_of_phi_3(tmp_path, name):
     """Their tokenizer takes it away. A file does not say so; llama.cpp goes by the model's name."""
@@ -471,7 +474,7 @@ def odd_metadata(draw: st.DrawFn) -> list[Row]:
 def test_any_metadata_gives_a_tokenizer_or_names_what_is_wrong(tmp_path):
     built = 0
 
-    @settings(RELAXED, max_examples=500)
+    @settings(RELAXED, max_examples=250)
     @given(vocabulary=odd_metadata())
     def check(vocabulary: list[Row]) -> None:
         nonlocal built
