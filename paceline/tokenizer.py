@@ -32,6 +32,7 @@ def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(EACH_BYTE, _replace_each_byte)
 
+_BEFORE = "\x02"  # in no token together with other characters
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
@@ -84,6 +85,14 @@ class Tokenizer:
         if not text.isascii():
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that goes on behind other text: no frame, and no space in front as SentencePiece puts one."""
+        ids = self.encode(_BEFORE + text, add_special_tokens=False) if self.strips_space else []
+        before = self.encode(_BEFORE, add_special_tokens=False) if ids else []
+        if ids and ids[: len(before)] == before:
+            return ids[len(before) :]
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from models.families import BASE, CONFIGS, LONG, config, tensors, write_family
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, StructuredOutputsParams
 from paceline.errors import CheckpointError
 from paceline.models import load_model
 from paceline.outputs import own_logprob
@@ -306,6 +306,18 @@ def test_a_file_with_a_sentencepiece_vocabulary_generates(tmp_path, arch):
     assert "".join(delta.text for delta in llm.stream(prompt, params)) == output.text
     drafted = LLM(llm.model.path, threads=1, dtype="float32", speculative_config={"method": "ngram"})
     assert drafted.generate(prompt, params)[0].outputs[0].token_ids == output.token_ids
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+@pytest.mark.parametrize("drafts", [0, 5])
+def test_grammars_with_a_sentencepiece_vocabulary(tmp_path, arch, drafts):
+    """Bytes that a grammar forces are tokens without a space in front, drafted or drawn."""
+    llm = LLM(write_spoken(tmp_path / "m.gguf", arch), threads=1, speculative_config={"method": "ngram"})
+    for choices in (["maybe \U0001f600"], ["return"], ["x <tool>y", "x <tool>z"], ["yes no", "\u4e16\u754c"]):
+        asked = StructuredOutputsParams(choice=choices)
+        params = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs=asked)
+        output = llm.generate("a maybe a maybe", params, num_speculative_tokens=drafts)[0].outputs[0]
+        assert output.text in choices and output.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("arch", SPOKEN)

@@ -169,6 +169,18 @@ def test_text_is_never_broken(ours, name):
     check()
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_text_inside_another_begins_with_no_space_of_its_own(ours, name):
+    tokenizer = ours[name]
+
+    @RELAXED
+    @given(text=TEXTS.map(lambda text: text.replace("\u2581", " ")))
+    def check(text: str) -> None:
+        assert b"".join(map(tokenizer.token_bytes, tokenizer.encode_inside(text))) == text.encode()
+
+    check()
+
+
 def test_bytes_of_a_character_come_out_together(ours):
     tokenizer = ours["llama"]
     *_, one, two, three, four = tokenizer.encode("x🫠", add_special_tokens=False)
