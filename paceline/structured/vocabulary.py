@@ -39,10 +39,12 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text inside a document: those that a grammar forces, whose bytes have to be the text's."""
-        ids = self._tokenizer.encode_inside(text)
-        if self._tokenizer.sentencepiece and b"".join(map(self._tokenizer.token_bytes, ids)) != text.encode():
-            # it puts spaces behind special tokens, too
-            return self.native.greedy_tokenize(text)
+        if self._tokenizer.sentencepiece:
+            ids = self._tokenizer.encode_inside(text)
+            if b"".join(map(self._tokenizer.token_bytes, ids)) != text.encode():
+                return self.native.greedy_tokenize(text)  # it puts spaces behind special tokens, too
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids if all(i < self.vocab_size for i in ids) else []
 
     def ids_of(self, ids: Iterable[int]) -> np.ndarray:
