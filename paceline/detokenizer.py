@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from paceline.tokenizer import Tokenizer
+from paceline.tokenizer import EACH_BYTE, Tokenizer
 
 # Tokens that the windowed path holds back at most while they do not form text, so that a push stays O(1).
 _MAX_HELD = 16
@@ -13,17 +13,23 @@ _MAX_HELD = 16
 class IncrementalDetokenizer:
     """Streams one sequence. The pushes and `finish` joined are `tokenizer.decode` of all the ids.
 
-    With a byte-level tokenizer (GPT-2, Llama 3, Qwen, SmolLM) this holds for every sequence of ids, invalid
-    UTF-8 included: tokens are bytes, and an incremental decoder replaces what is malformed exactly as the
-    whole decode does. Other tokenizers (SentencePiece style) decode a short window of tokens at a time; there
-    it holds while the text is valid UTF-8.
+    With a byte-level tokenizer (GPT-2, Llama 3, Qwen, SmolLM) and with one in SentencePiece's style (Llama 2,
+    Mistral, Gemma) this holds for every sequence of ids, invalid UTF-8 included: tokens are bytes, and an
+    incremental decoder replaces what is malformed exactly as the whole decode does. Other tokenizers decode a
+    short window of tokens at a time; there it holds while the text is valid UTF-8.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._pieces: list[str] = []
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.byte_level else None
+        make = codecs.getincrementaldecoder("utf-8")
+        self._bytes = None
+        self._strips = False  # a space off the front of what comes next
+        if tokenizer.byte_level:
+            self._bytes = make("replace")
+        elif tokenizer.sentencepiece:
+            self._bytes, self._strips = make(EACH_BYTE), tokenizer.strips_space
         # windowed path: ids whose text is out (context for spacing), then ids that are held back
         self._context: list[int] = []
         self._held: list[int] = []
@@ -64,6 +70,8 @@ class IncrementalDetokenizer:
         return self._emit(text)
 
     def _emit(self, text: str) -> str:
+        if text and self._strips:
+            self._strips, text = False, text.removeprefix(" ")
         if text:
             self._pieces.append(text)
         return text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -14,9 +16,24 @@ from paceline.chat_template import ChatTemplateError, render
 from paceline.errors import CheckpointError
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.gguf_model import GGUFCheckpoint
-from paceline.weights.gguf_tokenizer import build_tokenizer, token_id
+from paceline.weights.gguf_sentencepiece import SPACE, silent_ids, token_texts
+from paceline.weights.gguf_tokenizer import build_tokenizer
+from paceline.weights.gguf_vocabulary import is_sentencepiece, token_id
 from paceline.weights.hf_folder import read_json
 
+# errors= of UTF-8 decoding: one U+FFFD for each byte that is part of no character, as SentencePiece decodes
+EACH_BYTE = "paceline.each_byte"
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error(EACH_BYTE, _replace_each_byte)
+
+_BEFORE = "\x02"  # in no token together with other characters
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 
@@ -36,7 +53,9 @@ class Tokenizer:
         bos_token_id: int | None = None,
         chat_template: str | dict[str, str] | None = None,
         special_tokens: dict[str, str] | None = None,
+        silent_ids: Iterable[int] = (),
     ) -> None:
+        """silent_ids: tokens that stand for no text, of a tokenizer in SentencePiece's style."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -49,7 +68,9 @@ class Tokenizer:
         self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
         state = json.loads(backend.decoder.__getstate__()) if backend.decoder is not None else {}
         self.byte_level = state.get("type") == "ByteLevel"
-        self._token_bytes: dict[int, bytes] = {}  # of the tokens that were asked for so far
+        self.sentencepiece, self.strips_space = _read_sentencepiece(state)
+        # of the tokens that were asked for so far
+        self._token_bytes: dict[int, bytes] = dict.fromkeys(silent_ids, b"") if self.sentencepiece else {}
 
     @property
     def chat_template(self) -> str | None:
@@ -65,8 +86,21 @@ class Tokenizer:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_inside(self, text: str) -> list[int]:
+        """Ids of a text that goes on behind other text: no frame, and no space in front as SentencePiece puts one."""
+        ids = self.encode(_BEFORE + text, add_special_tokens=False) if self.strips_space else []
+        before = self.encode(_BEFORE, add_special_tokens=False) if ids else []
+        if ids and ids[: len(before)] == before:
+            return ids[len(before) :]
+        return self.encode(text, add_special_tokens=False)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of the ids; invalid UTF-8 becomes U+FFFD, ids outside the vocabulary nothing."""
+        if self.sentencepiece:
+            skipped = self.special_ids if skip_special_tokens else frozenset()
+            data = b"".join([self.token_bytes(token) for token in ids if token not in skipped])
+            text = data.decode("utf-8", EACH_BYTE)
+            return text.removeprefix(" ") if self.strips_space else text
         known = [token for token in ids if 0 <= token < self.vocab_size]
         return self.backend.decode(known, skip_special_tokens=skip_special_tokens)
 
@@ -93,9 +127,9 @@ class Tokenizer:
                 return bytes([table[char] for char in text])
             except KeyError:  # an added token that is plain text, as the decoder treats it
                 return text.encode()
-        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            return bytes([int(text[3:5], 16)])
-        return text.replace("\u2581", " ").encode()
+        if match := _BYTE_TOKEN.fullmatch(text):
+            return bytes([int(match[1], 16)])
+        return text.replace(SPACE, " ").encode()
 
     def apply_chat_template(
         self,
@@ -133,6 +167,18 @@ class Tokenizer:
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
 
 
+def _read_sentencepiece(decoder: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether a decoder, as JSON, joins bytes of tokens as SentencePiece's do, and takes one space off the front."""
+    steps = decoder.get("decoders") if decoder.get("type") == "Sequence" else None
+    joins = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    return steps in (joins, [*joins, strip]), steps == [*joins, strip]
+
+
 @lru_cache(maxsize=1)
 def _byte_table() -> dict[str, int]:
     """Byte-level BPE's visible alphabet (GPT-2): character -> byte."""
@@ -166,7 +212,8 @@ def _from_gguf(checkpoint: GGUFCheckpoint) -> Tokenizer:
         return CheckpointError(f"{checkpoint.path}: {message}")
 
     backend = build_tokenizer(metadata, checkpoint.path)
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    sentencepiece = is_sentencepiece(metadata)
+    tokens: list[str] = token_texts(metadata, error) if sentencepiece else metadata["tokenizer.ggml.tokens"]
     special = {}
     for name, kind in (
         ("bos_token", "bos"),
@@ -192,6 +239,7 @@ def _from_gguf(checkpoint: GGUFCheckpoint) -> Tokenizer:
         bos_token_id=token_id(metadata, "bos", len(tokens), error),
         chat_template=templates,
         special_tokens=special,
+        silent_ids=silent_ids(metadata) if sentencepiece else (),
     )
 
 

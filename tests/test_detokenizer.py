@@ -23,9 +23,11 @@ def byte_level(tmp_path_factory) -> Tokenizer:
     return load_tokenizer(path)
 
 
-@pytest.fixture(scope="module")
-def sentencepiece() -> Tokenizer:
-    """The shape of Llama 2's tokenizer: metaspace, byte fallback, one leading space stripped."""
+@pytest.fixture(scope="module", params=[True, False], ids=["joined bytes", "windows"])
+def sentencepiece(request) -> Tokenizer:
+    """The shape of Llama 2's tokenizer: metaspace, byte fallback, one leading space stripped. Its decoder is known to
+    join the bytes of tokens, or it has a step more, without effect, and is not.
+    """
     backend = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     trainer = trainers.BpeTrainer(
@@ -35,14 +37,15 @@ def sentencepiece() -> Tokenizer:
         max_token_length=12,
     )
     backend.train_from_iterator([text for name, text in TORTURE.items() if name not in ("emoji", "cjk")] * 3, trainer)
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps if request.param else [*steps, decoders.Fuse()])
     # The trainer marks the byte tokens as special; in a real vocabulary only the first three are.
     state = backend.to_str().replace('"special":true', '"special":false')
     backend = Backend.from_str(state)
     backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(backend)
+    tokenizer = Tokenizer(backend)
+    assert tokenizer.sentencepiece == request.param
+    return tokenizer
 
 
 def stream(tokenizer: Tokenizer, ids: list[int], **options: bool) -> tuple[list[str], IncrementalDetokenizer]:
@@ -94,6 +97,19 @@ def test_sentencepiece_text_comes_back_and_is_never_broken(sentencepiece, text):
     assert "".join(pieces) == sentencepiece.decode(ids)
     if "\ufffd" not in text:
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@RELAXED
+@given(data=st.data(), skip=st.booleans())
+def test_sentencepiece_streams_any_ids(sentencepiece, data, skip):
+    outside = 5 if sentencepiece.sentencepiece else -1
+    ids = data.draw(st.lists(st.integers(0, sentencepiece.vocab_size + outside), max_size=40))
+    whole = sentencepiece.decode(ids, skip_special_tokens=skip)
+    if sentencepiece.sentencepiece or "\ufffd" not in whole:
+        assert "".join(stream(sentencepiece, ids, skip_special_tokens=skip)[0]) == whole
+    known = [i for i in ids if i < sentencepiece.vocab_size]
+    if "\ufffd" not in whole:
+        assert whole == sentencepiece.backend.decode(known, skip_special_tokens=skip)
 
 
 def test_sentencepiece_fixture_uses_bytes_and_metaspace(sentencepiece):

@@ -38,7 +38,13 @@ class Vocabulary:
         self.native_words = -(-self.native.vocab_size // WORD)
 
     def encode(self, text: str) -> list[int]:
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        """Ids of a text inside a document: those that a grammar forces, whose bytes have to be the text's."""
+        if self._tokenizer.sentencepiece:
+            ids = self._tokenizer.encode_inside(text)
+            if b"".join(map(self._tokenizer.token_bytes, ids)) != text.encode():
+                return self.native.greedy_tokenize(text)  # it puts spaces behind special tokens, too
+        else:
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids if all(i < self.vocab_size for i in ids) else []
 
     def ids_of(self, ids: Iterable[int]) -> np.ndarray:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import CheckpointError
-from paceline.weights import gguf_qwen35
+from paceline.weights import gguf_gemma, gguf_qwen35
 
 # architecture -> (transformers class, model_type)
 ARCHITECTURES = {
+    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
+    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
@@ -21,6 +23,8 @@ ARCHITECTURES = {
 }
 # whose q and k rows are stored for a rotation of neighbours
 PERMUTED = frozenset({"llama", "smollm3"})
+# whose norms are stored with the 1 that Hugging Face's layers add
+NORMS_WITH_ONE = frozenset({*gguf_gemma.ARCHITECTURES, "qwen35"})
 WITHOUT_BIAS_FIELD = frozenset({"qwen2", "phi3"})
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
@@ -39,6 +43,8 @@ def layer_names(arch: str, common: dict[str, str]) -> dict[str, str]:
     """ggml name -> Hugging Face name of a layer's tensors."""
     if arch == "qwen35":
         return gguf_qwen35.layer_names(common)
+    if arch in gguf_gemma.ARCHITECTURES:
+        return gguf_gemma.layer_names(arch, common)
     if arch == "qwen3moe":
         return {**{k: v for k, v in common.items() if not k.startswith("ffn_") or k == "ffn_norm.weight"}, **_EXPERTS}
     if arch == "phi3":
@@ -49,6 +55,8 @@ def layer_names(arch: str, common: dict[str, str]) -> dict[str, str]:
 
 def required(arch: str, weights: list[str]) -> list[str]:
     """Tensors that every layer has; `weights` are those of the Llama layout."""
+    if arch in gguf_gemma.ARCHITECTURES:
+        return gguf_gemma.required(arch, weights)
     if arch == "qwen3moe":
         weights = [n for n in weights if n not in _MLP] + list(_EXPERTS)
     if arch == "phi3":
@@ -64,6 +72,8 @@ def extra_config(arch: str, file: Any, count: Any, rotary: int, head_dim: int) -
     """Config fields of one architecture. count(key, default): a positive whole number of the metadata."""
     if arch == "qwen35":
         return gguf_qwen35.extra_config(file, count, rotary, head_dim)
+    if arch in gguf_gemma.ARCHITECTURES:
+        return gguf_gemma.extra_config(arch, file, count, head_dim)
     if arch == "qwen3moe":
         return {
             "num_experts": count("qwen3moe.expert_count"),

@@ -20,6 +20,7 @@ from paceline.weights.dequant import BFLOAT16, dequantize
 from paceline.weights.gguf_families import (
     ARCHITECTURES,
     LONG_FACTORS,
+    NORMS_WITH_ONE,
     PERMUTED,
     SHORT_FACTORS,
     WITHOUT_BIAS_FIELD,
@@ -30,6 +31,7 @@ from paceline.weights.gguf_families import (
 )
 from paceline.weights.gguf_file import GGUFFile
 from paceline.weights.gguf_rope import rope_config
+from paceline.weights.gguf_vocabulary import CONTROL, END_TEXTS, is_sentencepiece, token_id
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -61,9 +63,6 @@ _MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 # Read into the configuration or derived from it, never loaded as weights.
 _IGNORED = frozenset({"rope_freqs.weight", LONG_FACTORS, SHORT_FACTORS})
 _LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
-# End-of-generation tokens that metadata often leaves out, by their text (a short form of llama.cpp's list).
-_END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-_CONTROL_TOKEN = 3
 
 
 def _values(raw: np.ndarray, stored: str, dtype: LoadDtype | None, shape: tuple[int, ...]) -> np.ndarray:
@@ -112,6 +111,10 @@ class GGUFCheckpoint(Checkpoint):
         raw = self._file.raw(info.name)
         if self.architecture in PERMUTED:
             raw = self._unpermute(raw, info.name, info.shape[0])
+        if self.architecture in NORMS_WITH_ONE and "norm" in name and not name.endswith("linear_attn.norm.weight"):
+            # before anything is rounded: bf16 has few digits near 1
+            kind = BFLOAT16 if (dtype or info.dtype.lower()) in ("bfloat16", "bf16") else np.dtype(np.float32)
+            return (_values(raw, info.dtype, "float32", info.shape) - np.float32(1)).astype(kind)
         values = _values(raw, info.dtype, dtype, info.shape)
         return self._restored(name, values) if self.architecture == "qwen35" else values
 
@@ -332,7 +335,12 @@ class GGUFCheckpoint(Checkpoint):
             self.metadata.get("tokenizer.ggml.tokens"),
             self.metadata.get("tokenizer.ggml.token_type"),
         )
-        if isinstance(tokens, list) and isinstance(kinds, np.ndarray):
-            control = {tokens[i]: int(i) for i in np.flatnonzero(kinds[: len(tokens)] == _CONTROL_TOKEN)}
-            ids += [control.get(text) for text in _END_TEXTS]
+        if isinstance(tokens, list) and tokens and isinstance(kinds, np.ndarray):
+            kinds = kinds[: len(tokens)]
+            which = kinds == CONTROL
+            if is_sentencepiece(self.metadata):  # whatever their type, as in llama.cpp
+                which = np.ones(len(kinds), bool)
+                ids[0] = token_id(self.metadata, "eos", len(tokens), self._error)
+            known = {tokens[i]: int(i) for i in np.flatnonzero(which)}
+            ids += [known.get(text) for text in END_TEXTS]
         return tuple(dict.fromkeys(i for i in ids if i is not None))

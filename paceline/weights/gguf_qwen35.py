@@ -125,8 +125,6 @@ def restore(c: dict[str, Any], name: str, values: np.ndarray) -> np.ndarray:
     elif name.endswith("A_log"):
         with np.errstate(divide="ignore", invalid="ignore"):
             values = np.log(-values.astype(np.float32)).astype(values.dtype)
-    elif "norm" in name and not name.endswith("linear_attn.norm.weight"):
-        values = (values.astype(np.float32) - np.float32(1)).astype(values.dtype)
     return np.ascontiguousarray(values.reshape(stored_shape(name, values.shape)))
 
 

@@ -1,4 +1,4 @@
-"""Build a `tokenizers` byte-level BPE tokenizer from a GGUF file's metadata.
+"""Build a `tokenizers` tokenizer from a GGUF file's metadata; this module has those of byte-level BPE.
 
 llama.cpp is the reference: the file's `tokenizer.ggml.pre` names the pre-tokenizer, and the expressions below
 are those that llama.cpp applies for it (llama-vocab.cpp), each to the pieces of the one before. Like
@@ -10,9 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.errors import CheckpointError
+from paceline.weights import gguf_sentencepiece
+from paceline.weights.gguf_vocabulary import (
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    add_frame,
+    is_sentencepiece,
+    strings,
+    token_id,
+    token_types,
+)
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -39,8 +50,6 @@ PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
 # says otherwise.
 _WHOLE_PIECES_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"})
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # tokenizer.ggml.token_type
-
 
 def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
     """`metadata` as `GGUFFile` reads it; `where` names the file in errors. Raises `CheckpointError`."""
@@ -51,10 +60,12 @@ def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
     model = metadata.get("tokenizer.ggml.model")
     if model is None:
         raise error("the file has no tokenizer (tokenizer.ggml.model is missing)")
-    if model != "gpt2":
+    if is_sentencepiece(metadata):
+        return gguf_sentencepiece.build(metadata, error)
+    if not isinstance(model, str) or model != "gpt2":
         raise error(
-            f"tokenizer.ggml.model {model!r} is not supported, only byte-level BPE ('gpt2') is; "
-            "use the model's Hugging Face folder"
+            f"tokenizer.ggml.model {str(model)[:40]!r} is not supported, only byte-level BPE ('gpt2') and "
+            "SentencePiece ('llama') are; use the model's Hugging Face folder"
         )
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
@@ -62,11 +73,9 @@ def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
             f"tokenizer.ggml.pre {pre!r} is not among the known {', '.join(sorted(PRE_TOKENIZERS))}; "
             "use the model's Hugging Face folder"
         )
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", error)
-    merges = _strings(metadata, "tokenizer.ggml.merges", error)
-    kinds = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-        raise error(f"tokenizer.ggml.token_type must have one entry for each of the {len(tokens)} tokens")
+    tokens = strings(metadata, "tokenizer.ggml.tokens", error)
+    merges = strings(metadata, "tokenizer.ggml.merges", error)
+    kinds = token_types(metadata, tokens, error)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise error("tokenizer.ggml.tokens holds a token twice")
@@ -86,31 +95,13 @@ def build_tokenizer(metadata: dict[str, Any], where: object) -> Tokenizer:
         [*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = np.flatnonzero((kinds == _UNKNOWN) | (kinds == _CONTROL))
+    control = np.flatnonzero((kinds == UNKNOWN) | (kinds == CONTROL))
     special = [AddedToken(tokens[i], special=True, normalized=False) for i in control]
-    plain = [AddedToken(tokens[i], special=False, normalized=False) for i in np.flatnonzero(kinds == _USER_DEFINED)]
+    plain = [AddedToken(tokens[i], special=False, normalized=False) for i in np.flatnonzero(kinds == USER_DEFINED)]
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)
     _add_frame(tokenizer, metadata, tokens, pre in _WHOLE_PIECES_FIRST, error)
     return tokenizer
-
-
-def _strings(metadata: dict[str, Any], key: str, error: Any) -> list[str]:
-    value = metadata.get(key)
-    if not isinstance(value, list) or not value:
-        raise error(f"{key} is missing or not a list of strings")
-    return value
-
-
-def token_id(metadata: dict[str, Any], kind: str, vocabulary: int, error: Any) -> int | None:
-    """tokenizer.ggml.{kind}_token_id, checked against the vocabulary; None when the file has none."""
-    key = f"tokenizer.ggml.{kind}_token_id"
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if type(value) is not int or not 0 <= value < vocabulary:
-        raise error(f"{key} is {str(value)[:40]}, outside the vocabulary of {vocabulary}")
-    return value
 
 
 def _add_frame(
@@ -121,12 +112,4 @@ def _add_frame(
     eos = token_id(metadata, "eos", len(tokens), error)
     before = bos if metadata.get("tokenizer.ggml.add_bos_token", bos_default) is True else None
     behind = eos if metadata.get("tokenizer.ggml.add_eos_token", False) is True else None
-    if before is None and behind is None:
-        return
-    frame = [i for i in (before, behind) if i is not None]
-    single = [*(["BOS"] if before is not None else []), "$A", *(["EOS"] if behind is not None else [])]
-    names = {before: "BOS", behind: "EOS"}
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[p if p == "$A" else tokens[before if p == "BOS" else behind] for p in single],  # type: ignore[index]
-        special_tokens=[(tokens[i], i) for i in dict.fromkeys(frame) if i in names],
-    )
+    add_frame(tokenizer, tokens, before, behind)

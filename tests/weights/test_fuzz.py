@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.errors import CheckpointError
 from paceline.tokenizer import load_tokenizer
 from paceline.weights.checkpoint import open_checkpoint
+from weights import sentencepiece_models
 from weights.builders import gguf_bytes, model_metadata, model_tensors, random_weights, tokenizer_metadata
 from weights.test_safetensors_file import written
 
@@ -23,6 +24,10 @@ GGUF = gguf_bytes(
     model_tensors("llama", WEIGHTS, heads=2, kv_heads=1),
 )
 HEADER_BYTES = GGUF.index(struct.pack("<f", WEIGHTS["model.embed_tokens.weight"][0, 0]))
+SPOKEN = gguf_bytes(
+    model_metadata("llama", **SIZES) + sentencepiece_models.metadata("llama", size=1000),
+    model_tensors("llama", random_weights("llama", vocab=1000, **SIZES), heads=2, kv_heads=1),
+)
 SAFETENSORS = written(WEIGHTS)
 CONFIG = json.dumps({"model_type": "llama", "tie_word_embeddings": True}).encode()
 INDEX = json.dumps({"weight_map": dict.fromkeys(WEIGHTS, "a.safetensors")}).encode()
@@ -94,6 +99,20 @@ SIZES_OF_RUN = [pytest.param(FEW, id="short"), pytest.param(MANY, id="long", mar
 @pytest.mark.parametrize("amount", SIZES_OF_RUN)
 def test_gguf(tmp_path, amount):
     run(amount, damaged(GGUF, HEADER_BYTES), tmp_path / "m.gguf", exercise, exercise_tokenizer)
+
+
+@pytest.mark.parametrize("amount", SIZES_OF_RUN)
+def test_gguf_sentencepiece(tmp_path, amount):
+    """Damage to tokens, scores, types and ids alone, whatever it does to their length."""
+    start, end = SPOKEN.index(b"tokenizer.ggml.model") - 8, SPOKEN.index(b"token_embd.weight") - 8
+    path = tmp_path / "m.gguf"
+
+    def whole(data: bytes) -> bytes:
+        return SPOKEN[:start] + data + SPOKEN[end:] + bytes(64)
+
+    path.write_bytes(whole(SPOKEN[start:end]))
+    assert load_tokenizer(path).encode("a b")
+    run(amount, damaged(SPOKEN[start:end]).map(whole), path, exercise_tokenizer)
 
 
 @pytest.mark.parametrize("amount", SIZES_OF_RUN)

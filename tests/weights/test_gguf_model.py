@@ -141,7 +141,7 @@ def test_per_layer_counts_that_agree_are_accepted(tmp_path):
 
 
 BAD_METADATA = {
-    "architecture": ({"general.architecture": (STRING, "gemma2")}, "'gemma2' is not among"),
+    "architecture": ({"general.architecture": (STRING, "gemma")}, "'gemma' is not among"),
     "architecture of a wrong type": ({"general.architecture": (U32, 7)}, "expected str"),
     "no epsilon": ({"drop": "llama.attention.layer_norm_rms_epsilon"}, "layer_norm_rms_epsilon' is missing"),
     "no context": ({"drop": "llama.context_length"}, "context_length' is missing"),
