@@ -34,7 +34,7 @@ def warped(logits: np.ndarray, temperature: float, top_k: int) -> np.ndarray:
 
 
 def joint(llm: LLM, prompt: list[int], depth: int, temperatures: Sequence[float], top_k: int) -> list[np.ndarray]:
-    """Probability of every sequence of `depth` tokens, [V] * depth, from the model's own logits, at each temperature."""
+    """Probability of every sequence of `depth` tokens, [V] * depth, from the model's logits, at each temperature."""
     vocab = llm.model.vocab_size
     out = [np.empty((vocab,) * depth) for _ in temperatures]
     for rest in np.ndindex(*(vocab,) * (depth - 1)):
