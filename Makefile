@@ -34,8 +34,12 @@ model: setup ## fetch the demo's model (98 MB, once)
 
 ##@ Developing it
 .PHONY: test test-full lint format wheel clean
+# Quick tests run in two processes, whole files each: most engines in them have one thread. Files keep their order, so
+# that both are in the same folder, whose fixtures are expensive.
+QUICK := -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup $(STAMPS)/test ## run the tests (under 10 minutes)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(QUICK)
 
 # Kernel tests run every path by themselves; these show the whole engine on each. The default path runs every test.
 PATHS := portable avx2 avx512 avx512_bf16
@@ -48,9 +52,10 @@ test-full: setup $(STAMPS)/full ## run every test: references, fuzzing, each ins
 	  $(BIN)/python -c 'from paceline.runtime import choose_isa; choose_isa("")' 2>/dev/null \
 	    || { echo "$$isa: not on this processor, skipped"; continue; }; \
 	  [ "$$($(BIN)/python -c 'from paceline import _native; print(_native.default_isa())')" != "$$isa" ] || continue; \
-	  echo "$$isa:"; $(BIN)/python -m pytest -q -m "not slow" $(PATH_TESTS); \
+	  echo "$$isa:"; $(BIN)/python -m pytest -q $(QUICK) $(PATH_TESTS); \
 	done
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(QUICK)
+	$(BIN)/python -m pytest -m slow
 
 lint: $(STAMPS)/test ## check style, types and formatting
 	$(BIN)/ruff check .

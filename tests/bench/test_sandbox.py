@@ -19,8 +19,9 @@ SHORT = Limits(cpu_s=1, wall_s=30.0, memory=256 << 20)
 
 
 @pytest.fixture(params=["namespaces", "none"])
-def isolation(request, monkeypatch):
-    """Both what this system offers and what a system without namespaces has."""
+def isolation(request, monkeypatch, tmp_path):
+    """Both what this system offers and what a system without namespaces has, with a folder for its folders alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if request.param == "none":
         monkeypatch.setattr(sandbox, "isolation", lambda: ())
     elif not sandbox.isolation():
@@ -105,7 +106,7 @@ def test_a_program_that_only_waits_ends_at_the_deadline(isolation):
     assert run_program("import time\ntime.sleep(600)", Limits(wall_s=1.0)) == "timed out"
     assert time.perf_counter() - begin < 60
     assert leftovers() == before
-    assert ends(lambda: not commands_with("paceline-sandbox-"))
+    assert ends(lambda: not commands_with(f"{tempfile.gettempdir()}/paceline-sandbox-"))
 
 
 @pytest.mark.parametrize(

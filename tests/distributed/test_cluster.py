@@ -61,7 +61,7 @@ def base_url(model: Path) -> Iterator[str]:
 
 def complete(base_url: str, prompt: list[int], tokens: int = 12, **extra: Any) -> dict[str, Any]:
     body = {"prompt": prompt, "max_tokens": tokens, **extra}
-    response = httpx.post(f"{base_url}/v1/completions", json=body, timeout=300)
+    response = httpx.post(f"{base_url}/v1/completions", json=body, timeout=600)
     assert response.status_code == 200, response.text
     return dict(response.json())
 
@@ -75,7 +75,7 @@ def test_replicas_lie_on_different_nodes_and_cores(base_url: str) -> None:
 
 def test_every_thread_of_a_replica_is_pinned(base_url: str) -> None:
     facts = serve.get_deployment_handle("Replica", "default").broadcast("facts").results(timeout_s=300)
-    who = httpx.get(f"{base_url}/whoami", timeout=300).json()
+    who = httpx.get(f"{base_url}/whoami", timeout=600).json()
     allowed = [sorted(fact["cpus"]) for fact in facts]
     assert {tuple(cpus) for cpus in who["affinity"]} <= {tuple(cpus) for cpus in allowed}
     assert len({tuple(cpus) for cpus in who["affinity"]}) == 1
@@ -101,7 +101,7 @@ def test_a_prefix_stays_on_its_replica_and_others_spread(base_url: str) -> None:
 def test_a_stream_arrives_piece_by_piece(base_url: str) -> None:
     whole = complete(base_url, [1, 2, 3], tokens=24)["token_ids"]
     body = {"prompt": [1, 2, 3], "max_tokens": 24, "stream": True}
-    with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=300) as response:
+    with httpx.stream("POST", f"{base_url}/v1/completions", json=body, timeout=600) as response:
         assert response.headers["content-type"] == "text/event-stream"
         assert response.headers.get_list("x-twice") == ["a", "b"]
         lines = [line for line in response.iter_lines() if line]
@@ -112,7 +112,7 @@ def test_a_stream_arrives_piece_by_piece(base_url: str) -> None:
 
 
 def test_a_client_that_leaves_is_noticed_by_the_replica(base_url: str) -> None:
-    with httpx.stream("GET", f"{base_url}/forever", timeout=300) as response:
+    with httpx.stream("GET", f"{base_url}/forever", timeout=600) as response:
         assert next(response.iter_bytes()) == b"waiting"
     deadline = time.monotonic() + 60
     while sum(values(base_url, "tiny_left").values()) < 1:
@@ -122,7 +122,7 @@ def test_a_client_that_leaves_is_noticed_by_the_replica(base_url: str) -> None:
 
 def values(base_url: str, name: str) -> dict[str, float]:
     """Value of a metric by replica."""
-    page = httpx.get(f"{base_url}/metrics", timeout=300).text
+    page = httpx.get(f"{base_url}/metrics", timeout=600).text
     rows = [line for line in page.splitlines() if line.startswith(name + "{")]
     return {row.split('"')[1]: float(row.rsplit(" ", 1)[1]) for row in rows}
 
@@ -136,8 +136,8 @@ def test_metrics_name_every_replica(base_url: str) -> None:
 
 
 def test_errors_of_the_application_pass_and_large_bodies_do_not(base_url: str) -> None:
-    assert httpx.get(f"{base_url}/nothing", timeout=300).status_code == 404
-    large = httpx.post(f"{base_url}/v1/completions", content=b"x" * (33 << 20), timeout=300)
+    assert httpx.get(f"{base_url}/nothing", timeout=600).status_code == 404
+    large = httpx.post(f"{base_url}/v1/completions", content=b"x" * (33 << 20), timeout=600)
     assert large.status_code == 413
     assert "max_body_bytes" in large.json()["error"]["message"]
 
@@ -149,15 +149,15 @@ def test_the_server_itself_behind_ray(base_url: str, model: Path) -> None:
     serve.delete("default")
     named = {"model_names": ["tiny"]}
     serve.run(build(DeployOptions(model=str(model), replicas=2, cores=1, engine=OPTIONS, server=named)))
-    assert [m["id"] for m in httpx.get(f"{base_url}/v1/models", timeout=300).json()["data"]] == ["tiny"]
+    assert [m["id"] for m in httpx.get(f"{base_url}/v1/models", timeout=600).json()["data"]] == ["tiny"]
     llm = LLM(model, **OPTIONS)  # type: ignore[arg-type]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     prompts = [[5 + i, 7, 11, 3 * i + 1] for i in range(4)]
     for output in llm.generate(prompts, params):
         body = {"model": "tiny", "prompt": output.prompt_token_ids, "max_tokens": 12, "temperature": 0}
-        answer = httpx.post(f"{base_url}/v1/completions", json={**body, "ignore_eos": True}, timeout=300).json()
+        answer = httpx.post(f"{base_url}/v1/completions", json={**body, "ignore_eos": True}, timeout=600).json()
         assert answer["choices"][0]["text"] == output.outputs[0].text
         assert answer["usage"]["completion_tokens"] == 12
-    refused = httpx.post(f"{base_url}/v1/completions", json={"model": "other", "prompt": [1]}, timeout=300)
+    refused = httpx.post(f"{base_url}/v1/completions", json={"model": "other", "prompt": [1]}, timeout=600)
     assert refused.status_code == 404
     assert sum(values(base_url, "vllm:generation_tokens_total").values()) == 4 * 12

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from paceline import LLM, SamplingParams
 
 PROMPT = [1, 4, 2, 4, 1, 1, 4]
+LOT = 250  # requests of one call, many times as many as run at once
 
 
 def chi_square_p(observed: np.ndarray, expected: np.ndarray) -> float:
@@ -31,14 +33,15 @@ def warped(logits: np.ndarray, temperature: float, top_k: int) -> np.ndarray:
     return p / p.sum(-1, keepdims=True)
 
 
-def joint(llm: LLM, prompt: list[int], depth: int, temperature: float, top_k: int) -> np.ndarray:
-    """Probability of every sequence of `depth` tokens, [V] * depth, from the model's own logits."""
+def joint(llm: LLM, prompt: list[int], depth: int, temperatures: Sequence[float], top_k: int) -> list[np.ndarray]:
+    """Probability of every sequence of `depth` tokens, [V] * depth, from the model's logits, at each temperature."""
     vocab = llm.model.vocab_size
-    out = np.empty((vocab,) * depth)
+    out = [np.empty((vocab,) * depth) for _ in temperatures]
     for rest in np.ndindex(*(vocab,) * (depth - 1)):
         logits, _ = llm.model.logits([*prompt, *rest])
-        p = warped(logits[len(prompt) - 1 :], temperature, top_k)
-        out[rest] = np.prod([p[i, t] for i, t in enumerate(rest)]) * p[-1]
+        for table, temperature in zip(out, temperatures, strict=True):
+            p = warped(logits[len(prompt) - 1 :], temperature, top_k)
+            table[rest] = np.prod([p[i, t] for i, t in enumerate(rest)]) * p[-1]
     return out
 
 
@@ -47,22 +50,21 @@ def assert_samples_follow(llm: LLM, temperature: float, top_k: int, samples: int
     put to the test; None: there are no drafts."""
     observed = np.zeros((llm.model.vocab_size,) * 3)
     accepted = drafted = 0
-    for first in range(0, samples, 1000):
+    for first in range(0, samples, LOT):
         params = [
             SamplingParams(temperature=temperature, top_k=top_k, seed=i, max_tokens=4, ignore_eos=True)
-            for i in range(first, first + 1000)
+            for i in range(first, first + LOT)
         ]
-        for output in llm.generate([PROMPT] * 1000, params):
+        for output in llm.generate([PROMPT] * LOT, params):
             observed[tuple(output.outputs[0].token_ids[:3])] += 1
             accepted += output.metrics.spec_decode.num_accepted_tokens
             drafted += output.metrics.spec_decode.num_draft_tokens
     if most_kept is not None:
         assert drafted > samples / 2 and 0.03 < accepted / drafted < most_kept
-    want = joint(llm, PROMPT, 3, temperature, top_k)
+    want, off = joint(llm, PROMPT, 3, (temperature, temperature * 1.35), top_k)
     assert abs(want.sum() - 1) < 1e-9
     alive = want > 0
     assert observed[~alive].sum() == 0
     assert chi_square_p(observed[alive], want[alive] * samples) > 0.001
     # the test can tell a slightly wrong distribution from the right one
-    off = joint(llm, PROMPT, 3, temperature * 1.35, top_k)
     assert chi_square_p(observed[alive], off[alive] * samples) < 0.001

@@ -168,8 +168,16 @@ def record(llm: LLM) -> list[tuple[int, np.ndarray]]:
 RINGS = [n for n, d in DRAFTS.items() if len(d.sliding) == d.layers]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("chunk", [16, 24, 100, 512])
+@pytest.mark.parametrize(
+    ("chunk", "dtype"),
+    [
+        *((16, "float32"), (24, "bfloat16"), (100, "float32"), (512, "bfloat16")),
+        *(
+            pytest.param(chunk, dtype, marks=pytest.mark.slow)
+            for chunk, dtype in ((16, "bfloat16"), (24, "float32"), (100, "bfloat16"), (512, "float32"))
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", RINGS)
 def test_a_ring_of_blocks_drafts_like_a_whole_table(target, drafters, name, chunk, dtype, monkeypatch):
     """Sliding-only drafters keep a window of blocks. Same bits as with all blocks, at contexts of 1x, 2x, 8x, 16x the

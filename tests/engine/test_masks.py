@@ -80,9 +80,8 @@ def can_begin(world: World, params: SamplingParams) -> bool:
 def test_no_token_breaks_the_masks_and_drafts_change_nothing(worlds, dtype, batch, kind, drafts, seed):
     world = worlds[dtype]
     assume(all(can_begin(world, params) for _, params in batch))
-    check_batch(world, batch, kind, drafts, seed)
-    for prompt, params in batch:
-        for choice in world.plain.generate(prompt, params)[0].outputs:
+    for (_, params), output in zip(batch, check_batch(world, batch, kind, drafts, seed), strict=True):
+        for choice in output.outputs:
             check_masks(world.plain.tokenizer, params, choice)
 
 

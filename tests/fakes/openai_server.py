@@ -40,6 +40,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # head and body are two writes: the second would wait 40 ms for an ACK
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ class Live:
         self.app = build_app(self.engine, self.settings, on_death=self.died.set)
         self.service = self.app.state.service
         self.socket = take_port("127.0.0.1", 0)
+        # as uvloop does; asyncio leaves it off such sockets, and every answer would wait 40 ms for the client's ACK
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         # a machine that stops for a while must not make the client meet a connection that is just being closed

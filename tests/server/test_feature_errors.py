@@ -214,7 +214,7 @@ def test_nobody_waits_for_another_s_grammar(thinker, monkeypatch):
     thinker.ok(PLAIN, **BASE[PLAIN], **known)
     gate = threading.Event()
     build = type(thinker.llm.grammars)._build
-    monkeypatch.setattr(type(thinker.llm.grammars), "_build", lambda *a: gate.wait(60) and build(*a))
+    monkeypatch.setattr(type(thinker.llm.grammars), "_build", lambda *a: gate.wait(600) and build(*a))
     results: list[int] = []
     slow = threading.Thread(
         target=lambda: results.append(thinker.post(PLAIN, **BASE[PLAIN], guided_regex="[a-z]{7}").status_code)
@@ -229,14 +229,14 @@ def test_nobody_waits_for_another_s_grammar(thinker, monkeypatch):
         thinker.ok(PLAIN, **BASE[PLAIN], **known)
         assert not results
         gate.set()
-        slow.join(60)
+        slow.join(600)
     assert results == [200]
 
 
 def test_a_client_that_leaves_while_its_grammar_compiles(thinker, monkeypatch):
     gate = threading.Event()
     build = type(thinker.llm.grammars)._build
-    monkeypatch.setattr(type(thinker.llm.grammars), "_build", lambda *a: gate.wait(60) and build(*a))
+    monkeypatch.setattr(type(thinker.llm.grammars), "_build", lambda *a: gate.wait(600) and build(*a))
     import httpx
 
     with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=thinker.url, timeout=0.3) as client:

@@ -180,7 +180,7 @@ def test_schemathesis_finds_no_server_error(server):
         "--checks=not_a_server_error",
         "--phases=coverage,fuzzing",
         "--max-examples=5",
-        "--request-timeout=60",
+        "--request-timeout=600",
         "--suppress-health-check=all",
         "--seed=1",
     ]

@@ -82,10 +82,10 @@ async def ask(client: httpx.AsyncClient, item: dict[str, Any]) -> list[dict[str,
     return [{n: c[n] for n in ("text", "finish_reason", "stop_reason")} | {"tokens": c["token_ids"]} for c in found]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("drafter", ["half right", "repeats", "random"])
-def test_mixed_requests_at_once_equal_the_same_alone_and_plain(server: Live, plain: LLM, seed: int, drafter: str):
-    items = requests(seed)
+@pytest.fixture(scope="module", params=range(3))
+def asked(request: pytest.FixtureRequest, plain: LLM) -> tuple[int, list[dict[str, Any]], list[Any], Oracle]:
+    """A seed, its requests, what each makes alone and plain, and how each goes on without stops."""
+    items = requests(request.param)
     want = [expected(plain, item["body"]) for item in items]
     oracle = Oracle()
     for item in items:
@@ -93,6 +93,12 @@ def test_mixed_requests_at_once_equal_the_same_alone_and_plain(server: Live, pla
         skip = ("prompt", "stream", "num_speculative_tokens", "echo", "stop")
         params = SamplingParams(**{k: v for k, v in body.items() if k not in skip})
         oracle.learn(plain.generate(body["prompt"], params)[0])
+    return request.param, items, want, oracle
+
+
+@pytest.mark.parametrize("drafter", ["half right", "repeats", "random"])
+def test_mixed_requests_at_once_equal_the_same_alone_and_plain(server: Live, asked: Any, drafter: str):
+    seed, items, want, oracle = asked
     script: Script = {
         "half right": half_right(oracle, 120, seed),
         "repeats": repeat_last,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -79,40 +80,65 @@ HOSTILE: dict[str, dict[str, Any]] = {
         "json": {"allOf": [{"anyOf": [{"properties": {f"a{i}{j}": {}}} for j in range(8)]} for i in range(8)]}
     },
 }
+# The imports are made once; each grammar gets a fork, with nothing compiled before it and no other thread.
 PROBE = """
-import sys
+import json, os, resource, sys
+resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
 from paceline.structured.compiler import GrammarCompiler
 from paceline.structured.params import StructuredOutputsParams
 from paceline.errors import ConfigError, QueueFullError
 from paceline.tokenizer import load_tokenizer
-sys.path.insert(0, sys.argv[2])
-from structured.test_compiler import HOSTILE
-try:
-    compiler = GrammarCompiler(load_tokenizer(sys.argv[1]), 300)
-    grammar = compiler.compile(StructuredOutputsParams(**HOSTILE[sys.argv[3]]))
-    matcher = grammar.matcher()
-    for _ in range(20):
-        mask = grammar.mask(matcher)
-        if mask is None or matcher.is_stopped():
-            break
-        allowed = [i for i in range(256) if mask[i // 32] >> i % 32 & 1]
-        if not allowed or not matcher.consume_token(allowed[0]):
-            break
-    print("compiled")
-except ConfigError as error:
-    print("refused:", str(error)[:200])
+
+def probe(fields):
+    try:
+        compiler = GrammarCompiler(load_tokenizer(sys.argv[1]), 300)
+        grammar = compiler.compile(StructuredOutputsParams(**fields))
+        matcher = grammar.matcher()
+        for _ in range(20):
+            mask = grammar.mask(matcher)
+            if mask is None or matcher.is_stopped():
+                break
+            allowed = [i for i in range(256) if mask[i // 32] >> i % 32 & 1]
+            if not allowed or not matcher.consume_token(allowed[0]):
+                break
+        return "compiled"
+    except ConfigError as error:
+        return "refused: " + str(error)[:200]
+
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        said, code = "", 1
+        try:
+            said, code = probe(json.loads(line)), 0
+        except BaseException as error:
+            said = repr(error)[:2000]
+        finally:
+            print(json.dumps(said), flush=True)
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def prober(world: World) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROBE, str(world.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_grammars_neither_crash_nor_take_the_machine(world: World, name: str):
+def test_hostile_grammars_neither_crash_nor_take_the_machine(prober: subprocess.Popen[str], name: str):
     """In a process of its own with 2 GiB of memory: what overflows a stack or allocates without bounds would end it."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))"
-    tests = str(Path(__file__).parents[1])
-    command = [sys.executable, "-c", limit + PROBE, str(world.folder), tests, name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr[-2000:])
-    assert done.stdout.startswith(("compiled", "refused:")), done.stdout
+    assert prober.stdin is not None and prober.stdout is not None
+    prober.stdin.write(json.dumps(HOSTILE[name]) + "\n")
+    prober.stdin.flush()
+    said = prober.stdout.readline()
+    code = prober.stdout.readline() if said.startswith('"') else said  # who crashed said nothing
+    assert code == "0\n", (code, said)
+    assert json.loads(said).startswith(("compiled", "refused:")), said
 
 
 def test_compilation_ends_in_time(world: World, monkeypatch: pytest.MonkeyPatch):

