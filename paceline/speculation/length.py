@@ -351,7 +351,8 @@ class DraftLengthPolicy:
         # what it lacks to the rate that was chosen; a request that is out of luck will not be for all of these steps
         usual = self.overall.survival(max(lengths))
         usually = rows + sum([sum(usual[:length]) for length in lengths])
-        price = plain - rows * now / max(planned, usually)
+        worth = max(1.0, self._option) if self.confident else 1.0  # these averages know of no cut
+        price = plain - rows * now / (worth * max(planned, usually))
         far = price * (1.0 + UPSIDE) > UPSIDE * plain
         share = self._elapsed * self._explore_share / (FAR if far else 1.0)
         self._plain_curiosity = min(self._plain_curiosity + share * now, MOST_CURIOSITY * now)
