@@ -188,8 +188,8 @@ std::vector<std::pair<size_t, double>> CostCurve::near(int64_t rows) const {
 }
 
 void CostCurve::observe(int64_t rows, double seconds) {
-  const int64_t seen = ++seen_[rows];
-  if (seen == 1 || !(seconds > 0.0) || std::isinf(seconds)) return;
+  const auto [looked, first] = looked_.try_emplace(rows, changes);
+  if (first || !(seconds > 0.0) || std::isinf(seconds)) return;
   ++changes;
   const bool again = before_ == rows;
   before_ = rows;
@@ -197,7 +197,8 @@ void CostCurve::observe(int64_t rows, double seconds) {
   double weight = std::numeric_limits<double>::infinity();
   for (const auto& [knot, share] : around) weight = std::min(weight, weight_[knot]);
   const bool known = weight >= kTrust;
-  if (known && seen % std::min(kLookEvery, int64_t(weight / double(kLookEvery)))) return;
+  if (known && changes - looked->second < std::min(kLookEvery, int64_t(weight / double(kLookEvery)))) return;
+  looked->second = changes;
   std::vector<std::pair<size_t, double>> places = around;
   for (auto& [knot, share] : places) knot += first_;
   pace_->observe(places, seconds, known, again);

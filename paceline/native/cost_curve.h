@@ -72,13 +72,13 @@ class CostCurve {
   const std::shared_ptr<Pace> pace_;
   const size_t first_;
   bool known_ = false;
-  std::unordered_map<int64_t, int64_t> seen_;  // rows -> steps
-  int64_t before_ = 0;                         // rows of the step before
-  std::vector<double> weight_;                 // steps that showed a knot
-  std::vector<int64_t> last_;                  // the step that last did
-  std::vector<double> fitted_;                 // seconds of all knots
-  int64_t fit_of_ = 0;                         // which of the pace's fits they are
-  int64_t stale_ = 0;                          // steps that counted since
+  std::unordered_map<int64_t, int64_t> looked_;  // rows -> the step that was last looked at
+  int64_t before_ = 0;                           // rows of the step before
+  std::vector<double> weight_;                   // steps that showed a knot
+  std::vector<int64_t> last_;                    // the step that last did
+  std::vector<double> fitted_;                   // seconds of all knots
+  int64_t fit_of_ = 0;                           // which of the pace's fits they are
+  int64_t stale_ = 0;                            // steps that counted since
 };
 
 }  // namespace paceline

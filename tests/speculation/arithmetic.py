@@ -275,7 +275,7 @@ class CostCurve:
         self.changes = 0
         self.known = False
         self._pace, self._first = pace, pace.join()
-        self._seen: dict[int, int] = {}  # rows -> steps
+        self._looked: dict[int, int] = {}  # rows -> the step that was last looked at
         self._before = 0  # rows of the step before
         self._weight = [0.0] * len(KNOTS)  # steps that showed a knot
         self._last = [0] * len(KNOTS)  # the step that last did
@@ -287,16 +287,17 @@ class CostCurve:
     def observe(self, rows: int, seconds: float) -> None:
         """The first step of a size does not count: it touches memory first. Of sizes that are known well enough, one in
         a few does, since looking takes time, too: the better they are known, the fewer."""
-        seen = self._seen[rows] = self._seen.get(rows, 0) + 1
-        if seen == 1:
+        if rows not in self._looked:
+            self._looked[rows] = self.changes
             return
         self.changes += 1
         again, self._before = self._before == rows, rows
         near = self._near(rows)
         weight = min(self._weight[knot] for knot, _ in near)
         known = weight >= TRUST
-        if known and seen % min(LOOK_EVERY, int(weight / LOOK_EVERY)):
+        if known and self.changes - self._looked[rows] < min(LOOK_EVERY, int(weight / LOOK_EVERY)):
             return
+        self._looked[rows] = self.changes
         self._pace.observe([(self._first + knot, share) for knot, share in near], seconds, known=known, again=again)
         self._stale += 1
         for knot, share in near:
