@@ -86,7 +86,7 @@ def is_neutral(name: str, value: Any, table: Mapping[str, tuple[Any, ...]] = NEU
 
 # Names that other servers have for something that is served here, or need not be asked for.
 ELSEWHERE: Mapping[str, str] = {name: why for name, why in SAMPLING_FIELDS.items() if name not in REFUSED} | {
-    "echo": "belongs to plain completions; use /v1/completions",
+    "echo": "it belongs to plain completions; use /v1/completions",
     "format": "use response_format",
     "id_slot": "leave it out: there are no slots",
     "keep_alive": "leave it out: the model stays in memory",
@@ -95,7 +95,7 @@ ELSEWHERE: Mapping[str, str] = {name: why for name, why in SAMPLING_FIELDS.items
     "n_probs": "use logprobs",
     "num_ctx": "leave it out: the operator sets it with --max-model-len",
     "num_predict": "use max_tokens",
-    "options": "is Ollama's; put what it holds beside model, with max_tokens for num_predict",
+    "options": "it is Ollama's; put what it holds beside model, with max_tokens for num_predict",
     "repeat_last_n": "leave it out: repetition_penalty looks at the whole text",
     "repeat_penalty": "use repetition_penalty",
     "return_progress": "leave it out: nothing is reported before the first token",
