@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import numbers
 import operator
@@ -22,6 +23,21 @@ def shown(value: object) -> str:
         if isinstance(value, int):
             return f"<an integer of {value.bit_length()} bits>"
         return f"<a value of type {type(value).__name__}>"
+    return _cut(text)
+
+
+def shown_as_json(value: object) -> str:
+    """The same of a value of a request, as JSON; a string alone stands in single quotes, as names do."""
+    if isinstance(value, str):
+        return shown(value)
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return shown(value)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}... ({len(text)} characters)"
 
 

@@ -78,7 +78,8 @@ def _root(
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
-    """Run large language models on CPUs, several times faster by speculative decoding, not one token changed.
+    """Run large language models on CPUs, faster by speculative decoding (mostly 1.4 to 1.7 times with the default
+    weights), not one token changed.
 
     Start with:  paceline demo
     """

@@ -12,6 +12,8 @@ from paceline.cli.generate import cut_off, stats_line, stream_to
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from paceline.llm import LLM
     from paceline.sampling_params import SamplingParams
 
@@ -58,7 +60,8 @@ def chat(
 ) -> None:
     """Talk with a model over several turns.
 
-    Type /help inside for the commands. On a pipe each line of standard input is one turn.
+    Type /help inside for the commands. On a pipe each line of standard input is one turn, and goes on in the next if it
+    ends in a backslash.
 
     Exit code 1 if one of them could not be answered.
     """
@@ -98,8 +101,8 @@ def chat(
         print("/help lists the commands, Ctrl-D leaves.")
         _interactive(conversation)
     else:
-        for line in sys.stdin:
-            if line.strip() and not conversation.take(line.rstrip("\n")):
+        for message in _messages(sys.stdin):
+            if message.strip() and not conversation.take(message):
                 break
         if conversation.failed:
             raise typer.Exit(1)
@@ -197,6 +200,20 @@ def _interactive(conversation: Conversation) -> None:
             continue
         if line.strip() and not conversation.take(line):
             return
+
+
+def _messages(lines: Iterable[str]) -> Iterator[str]:
+    """Messages of a pipe: one a line, those joined that end in a backslash."""
+    begun: list[str] = []
+    for line in lines:
+        begun.append(line.rstrip("\n"))
+        if begun[-1].endswith("\\"):
+            begun[-1] = begun[-1][:-1]
+        else:
+            yield "\n".join(begun)
+            begun = []
+    if begun:
+        yield "\n".join(begun)
 
 
 def _read_message() -> str:

@@ -7,44 +7,7 @@ from typing import Any
 
 import typer.core
 
-# option of another engine -> (the options here that do it, the first that a command has is named; else what to say)
-OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
-    "--alias": (("--served-model-name",), ""),
-    "--ctx-size": (("--max-model-len",), ""),
-    "--dataset-name": (("--dataset",), ""),
-    "--dataset-path": (("--dataset",), ""),
-    "--draft": (("--num-speculative-tokens",), ""),
-    "--draft-max": (("--num-speculative-tokens",), ""),
-    "--enforce-eager": ((), "leave it out: there is nothing to compile"),
-    "--gpu-memory-utilization": (("--kv-cache-space",), "leave it out: memory is taken as it is needed"),
-    "--max-concurrency": (("--concurrency",), ""),
-    "--max-new-tokens": (("--max-tokens", "--output-len"), ""),
-    "--model": ((), "the model is an argument: paceline {command} MODEL"),
-    "--model-draft": (("--speculative-config",), ""),
-    "--n-gpu-layers": ((), "leave it out: models run on the processor"),
-    "--n-predict": (("--max-tokens", "--output-len"), ""),
-    "--parallel": (("--max-num-seqs", "--concurrency"), ""),
-    "--pipeline-parallel-size": (("--threads",), ""),
-    "--prompt": ((), "the prompt is an argument: paceline generate TEXT"),
-    "--speculative-model": (("--speculative-config",), ""),
-    "--swap-space": (("--kv-cache-space",), "leave it out: memory is taken as it is needed"),
-    "--temp": (("--temperature",), ""),
-    "--tensor-parallel-size": (("--threads",), ""),
-    "--tokenizer": ((), "leave it out: the tokenizer comes with the model"),
-    "-c": (("--max-model-len",), ""),
-    "-m": ((), "the model is an argument: paceline {command} MODEL"),
-    "-md": (("--speculative-config",), ""),
-    "-ngl": ((), "leave it out: models run on the processor"),
-    "-p": ((), "the prompt is an argument: paceline generate TEXT"),
-    "-tp": (("--threads",), ""),
-}
-COMMANDS = {
-    "complete": "generate",
-    "completion": "generate",
-    "download": "pull",
-    "run": "generate",
-    "server": "serve",
-}
+from paceline.cli.other_options import COMMANDS, OPTIONS
 
 
 def _hint(option: str, command: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from paceline.cli import options as opt
+from paceline.cli import web_options as web
 from paceline.cli.engine import kernels_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
         if isinstance(value, list) and not all(isinstance(item, str | int | float) for item in value):
             raise ConfigError(f"--config {path}: {str(key)[:60]}: a list of plain values, or one value")
         defaults[str(name)] = json.dumps(value) if isinstance(value, dict) else value
-        if name in ("served_model_name", "api_key") and not isinstance(value, list):
+        if name in ("served_model_name", "api_key", *web.LISTS) and not isinstance(value, list):
             defaults[str(name)] = [value]
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
@@ -240,6 +241,12 @@ def serve(
             rich_help_panel=opt.SPECULATION_PANEL,
         ),
     ] = False,
+    allowed_origins: web.OriginsOption = None,
+    allowed_methods: web.MethodsOption = None,
+    allowed_headers: web.HeadersOption = None,
+    allow_credentials: web.CredentialsOption = False,
+    ssl_certfile: web.CertificateOption = None,
+    ssl_keyfile: web.KeyOption = None,
     access_log: Annotated[
         bool, typer.Option("--access-log", help="A log line per HTTP request.", rich_help_panel=SERVER_PANEL)
     ] = False,
@@ -279,14 +286,26 @@ def serve(
     from paceline.server.run import end_process, take_port
     from paceline.server.run import serve as run_server
 
-    listening = take_port(host, port)
+    origins = web.origins(allowed_origins)
+    methods, headers = (
+        web.several("--allowed-methods", allowed_methods),
+        web.several("--allowed-headers", allowed_headers),
+    )
+    web.check_certificate(ssl_certfile, ssl_keyfile)
     from paceline.cli.progress import download_progress
     from paceline.weights.store import resolve_model
 
-    with download_progress() as progress:
-        path = resolve_model(model, progress=progress)
     space = plan.kv_cache_space(kv_cache_space)
-    plan.check_memory(path, dtype, space, quantization)
+    here = plan.on_disk(model)
+    if here is not None:
+        plan.check_context(here, max_model_len)
+        plan.check_memory(here, dtype, space, quantization)
+    listening = take_port(host, port)
+    if here is None:
+        with download_progress() as progress:
+            fetched = resolve_model(model, progress=progress)
+        plan.check_context(fetched, max_model_len)
+        plan.check_memory(fetched, dtype, space, quantization)
     from paceline.async_llm import AsyncLLM
     from paceline.llm import LLM
     from paceline.server.settings import MIB, ServerSettings
@@ -320,12 +339,16 @@ def serve(
         max_logprobs=max_logprobs,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
+        allowed_origins=origins,
+        allowed_methods=methods or ("*",),
+        allowed_headers=headers or ("*",),
+        allow_credentials=allow_credentials,
     )
     for line in start_lines(llm, num_speculative_tokens):
         print(line, file=sys.stderr)
     _warm_up(llm)
     shown = f"[{host}]" if ":" in host else host
-    where = f"http://{shown}:{listening.getsockname()[1]}"
+    where = f"http{'' if ssl_certfile is None else 's'}://{shown}:{listening.getsockname()[1]}"
 
     def ready() -> None:
         seconds = time.perf_counter() - begin
@@ -339,6 +362,8 @@ def serve(
         shutdown_timeout=shutdown_timeout,
         max_connections=max_connections,
         access_log=access_log,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
         on_ready=ready,
     )
     end_process(code)

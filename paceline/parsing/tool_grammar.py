@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,22 @@ from paceline.structured.source import closed, json_options, quoted
 _JSON_STYLE = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # the escapes that mean the same in Python's strings
 _PYTHON_STYLE = {**_JSON_STYLE, "json_allowed_escapes": '"\\bfnrt'}
+
+
+_AT = re.compile(r"\bat (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_RULE = re.compile(r"(answer|(?:call|args|value)_(\d+))\w*:")
+
+
+def culprit(grammar: str, error: str) -> tuple[int | None, str] | None:
+    """What the compiler complains of in a grammar of `calls_grammar`: (which of its tools, None for the answer; why).
+    None where the error names no place."""
+    place = _AT.search(error)
+    lines = grammar.splitlines()
+    rule = _RULE.match(lines[int(place[1]) - 1]) if place is not None and int(place[1]) <= len(lines) else None
+    if place is None or rule is None:
+        return None
+    why = re.split(r"\s\d+ \| ", error[place.end() :])[0]  # what follows shows the grammar
+    return (None if rule[2] is None else int(rule[2])), why.strip()
 
 
 def calls_grammar(

@@ -6,16 +6,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.errors import ConfigError
 from paceline.parsing.registry import tool_parser_class
 from paceline.parsing.tool_grammar import calls_grammar
 from paceline.structured.params import StructuredOutputsParams
 from paceline.tokenizer import Tokenizer
-from paceline.values import shown
+from paceline.values import shown_as_json as shown
 
 MAX_TOOLS = 128
+Form = Literal["any", "calls", "calls or answer"]
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -41,6 +42,8 @@ class ToolPlan:
     template_tools: for the chat template (None: none). parser: name of the parser for the output (None: the output
     holds no calls). tool_names: for the parser. structured_outputs: the grammar that makes the output a call, or None.
     skip_special_tokens: for the sampling parameters; the parser has to see tags that are special tokens.
+    form: what the grammar leaves the output to be: anything, calls alone, or either calls or an answer. constrained:
+    indices of the tools of which the grammar was made, in its order.
     """
 
     template_tools: list[dict[str, Any]] | None = None
@@ -48,6 +51,8 @@ class ToolPlan:
     tool_names: tuple[str, ...] = ()
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
+    form: Form = "any"
+    constrained: tuple[int, ...] = ()
 
 
 def read_tools(value: Any) -> list[Tool]:
@@ -132,12 +137,13 @@ def plan_tools(
     markers = tool_parser_class(name).markers
     special = {marker: token for marker in markers if (token := _special(tokenizer, marker)) is not None}
     grammar = None
+    wanted: list[int] = []
     if choice != "auto" or answer is not None:
-        wanted = [tool for tool in offered if chosen in (None, tool.name)]
+        wanted = [i for i, tool in enumerate(offered) if chosen in (None, tool.name)]
         several = chosen is None and parallel_tool_calls
         text = calls_grammar(
             name,
-            [(tool.name, tool.parameters) for tool in wanted],
+            [(offered[i].name, offered[i].parameters) for i in wanted],
             several=several,
             special=special,
             template=tokenizer.chat_template or "",
@@ -150,6 +156,8 @@ def plan_tools(
         tool_names=tuple(tool.name for tool in offered),
         structured_outputs=grammar,
         skip_special_tokens=not special,
+        form="any" if grammar is None else "calls or answer" if choice == "auto" else "calls",
+        constrained=tuple(wanted),
     )
 
 

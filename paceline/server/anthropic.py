@@ -11,12 +11,13 @@ from starlette.responses import Response
 
 from paceline.outputs import RequestOutput
 from paceline.sampling_params import SamplingParams
-from paceline.server import render
+from paceline.server import render, tool_fields
 from paceline.server.anthropic_blocks import Blocks
 from paceline.server.anthropic_input import TOOL_NAMES, choice_of, messages_of, tools_of
 from paceline.server.body import new_router
 from paceline.server.errors import bad
 from paceline.server.features import ModelFeatures
+from paceline.server.fields import check_nested
 from paceline.server.protocol import MAX_STOPS, Objects, Texts, ToolRequest
 from paceline.server.reader import Reader
 from paceline.server.service import Job, Service, new_id
@@ -35,12 +36,14 @@ class CountRequest(ToolRequest):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
 
+    def check(self) -> None:
+        super().check()
+        tool_fields.check_anthropic(self.tools, self.tool_choice)
+
     def wanted(self) -> Wanted | None:
         """Raises ApiError."""
         config = self.output_config or {}
-        for name in config:
-            if name not in ("format", "effort"):
-                raise bad(f"output_config.{name}", config[name], "use format or effort")
+        check_nested("output_config", config, ("format", "effort"))
         answer = from_format("output_config.format", config.get("format"))
         if answer is None:
             answer = from_format("output_format", self.output_format)
@@ -128,6 +131,7 @@ class Answer:
             cache_salt=r.cache_salt,
             last_only=not r.stream,
             grammar_field=self.turn.grammar_field,
+            schemas=self.turn.schemas,
             counter=self.turn.counter,
         )
         if not r.stream:

@@ -10,20 +10,25 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 import paceline
 from paceline.async_llm import AsyncLLM
 from paceline.errors import PacelineError
 from paceline.server import anthropic, chat, completions, playground, responses, routes
-from paceline.server.errors import ApiError, as_api_error, body_of
+from paceline.server.cors import with_origins
+from paceline.server.errors import ApiError, as_api_error, body_of, shown
 from paceline.server.figures import log_figures
 from paceline.server.middleware import Gate
+from paceline.server.other_paths import remedy
 from paceline.server.service import Service
 from paceline.server.settings import ServerSettings
 from paceline.server.transport import JsonResponse
-from paceline.values import shown
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +50,8 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
                     await task
             await engine.close()
 
-    app = FastAPI(
+    app = App(
+        settings,
         title="Paceline",
         version=paceline.__version__,
         description="OpenAI-compatible text generation on CPUs with lossless speculative decoding.",
@@ -55,8 +61,11 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
         redoc_url=None,
     )
     app.state.service = service
+    app.state.paths = {"/openapi.json"}
     for part in (chat, completions, responses, anthropic, routes, playground):
-        app.include_router(part.router(service))
+        router = part.router(service)
+        app.include_router(router)
+        app.state.paths |= {route.path for route in router.routes if isinstance(route, Route | APIRoute)}
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(PacelineError, _error)
@@ -64,6 +73,17 @@ def build_app(engine: AsyncLLM, settings: ServerSettings, on_death: Callable[[],
     app.add_exception_handler(Exception, _error)
     app.add_middleware(Gate, settings=settings)
     return app
+
+
+class App(FastAPI):
+    """FastAPI with what has to stand before its own handling of errors, which answers without the middleware."""
+
+    def __init__(self, settings: ServerSettings, **options: Any) -> None:
+        super().__init__(**options)
+        self._settings = settings
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return with_origins(super().build_middleware_stack(), self._settings)
 
 
 async def _warm(engine: AsyncLLM) -> None:
@@ -92,7 +112,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if isinstance(error.__cause__, ApiError):  # of a body that could not be read
         return answer(error.__cause__, request)
-    found = answer(ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"), request)
+    path, method, code = request.url.path, request.method, None
+    message = f"{method} {path}: {error.detail}"
+    if error.status_code == 404:
+        where = remedy(path, request.app.state.paths)
+        message, code = f"{method} {path[:200]}: is not served; {where}", "unknown_path"
+    elif error.status_code == 405:
+        right = Headers(error.headers).get("allow", "another one")
+        message, code = f"{method} {path[:200]}: is not served with this method; use {right}", "method_not_allowed"
+    found = answer(ApiError(error.status_code, message, code=code), request)
     found.headers.update(error.headers or {})  # "allow", where the method is wrong
     return found
 

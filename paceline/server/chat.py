@@ -63,6 +63,7 @@ class Chat:
             last_only=not r.stream,
             limit_field=r.limit()[0],
             grammar_field=self.turn.grammar_field,
+            schemas=self.turn.schemas,
             counter=self.turn.counter,
         )
         if not r.stream:
@@ -110,8 +111,9 @@ class Chat:
         return found
 
     def message(self, said: ChatMessage) -> dict[str, Any]:
-        """Without content it has calls, or reasoning that was cut short."""
-        content = None if not said.content and (said.tool_calls or said.reasoning) else said.content
+        """Without content it has calls, or reasoning or a call that was cut short."""
+        other = said.tool_calls or said.reasoning or self.turn.plan.form == "calls"
+        content = None if not said.content and other else said.content
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.turn.style is not None and self.turn.show_reasoning:
             message |= _reasoning(said.reasoning or None)

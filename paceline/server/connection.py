@@ -9,9 +9,10 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from paceline.server.errors import ApiError, body_of
-from paceline.server.transport import JsonResponse, dumps
+from paceline.server.transport import dumps
 from paceline.server.wire import EXTENSION, Wire
 
 # What the parser may swallow without handing anything on: the line and headers of a request, or what stands behind the
@@ -21,6 +22,14 @@ HEAD_SECONDS: Final = 30.0  # for a connection's first byte to its first request
 LINGER_SECONDS: Final = 2.0  # for a client that is still sending when it has been answered for the last time,
 LINGER_BYTES: Final = 1 << 20  # and what of it is thrown away at most
 PROBES: Final = frozenset({"/health", "/ping", "/metrics"})  # answered even where there are too many connections
+FIGURES: Final = "/metrics"  # to the last moment
+REFUSED: Final = "paceline.refused"  # of an ASGI scope: the error to answer with, whatever was asked
+
+
+class State(ServerState):
+    """draining: requests that began may end, and others are refused."""
+
+    draining = False
 
 
 class LingeringTransport:
@@ -108,13 +117,15 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._swallowed = 0
         self._head_is_there()
-        crowded = self._most is not None and max(len(self.connections), len(self.tasks)) >= self._most
-        self.app = _crowded if crowded and self.url.partition(b"?")[0].decode("latin-1") not in PROBES else self._served
+        self.app = self._served
         if self.parser.get_http_version() != "1.1":
             self.app = _until_the_end(self.app)
         super().on_headers_complete()
         self._cycles.append(self.cycle)
-        self.scope["extensions"] = {EXTENSION: Wire(self.cycle, self.loop)}  # type: ignore[dict-item]
+        extensions: dict[str, Any] = {EXTENSION: Wire(self.cycle, self.loop)}
+        if (refusal := self._refusal()) is not None:
+            extensions[REFUSED] = refusal
+        self.scope["extensions"] = extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.scope.get("method") is None:  # behind a body they would be added to those of a running request
@@ -146,6 +157,20 @@ class Connection(HttpToolsProtocol):
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
         return bool(poll.poll(0))
+
+    def _refusal(self) -> ApiError | None:
+        """Why the request whose head has just come is not served."""
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        if getattr(self.server_state, "draining", False) and path != FIGURES:
+            return ApiError(503, "the server is shutting down; ask another one, or later", code="shutting_down")
+        if self._most is not None and max(len(self.connections), len(self.tasks)) >= self._most and path not in PROBES:
+            return ApiError(503, "there are too many connections (--max-connections)", code="too_many_connections")
+        return None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request is being answered, or waits for its answer, that was not refused."""
+        return any(not c.response_complete and REFUSED not in c.scope["extensions"] for c in self._cycles)
 
     def _end_all(self) -> None:
         """Tell the requests of this connection that nobody hears their answers."""
@@ -219,11 +244,3 @@ def _until_the_end(app: ASGIApp) -> ASGIApp:
         await app(scope, receive, sending)
 
     return served
-
-
-async def _crowded(scope: Scope, receive: Receive, send: Send) -> None:
-    """The application of a connection too many."""
-    error = ApiError(503, "there are too many connections (--max-connections)", code="too_many_connections")
-    anthropic = str(scope["path"]).startswith("/v1/messages")
-    headers = {**error.headers(), "connection": "close"}
-    await JsonResponse(body_of(error, anthropic=anthropic), error.status, headers)(scope, receive, send)

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from paceline.errors import CapacityError, EngineDeadError, EngineError, PacelineError, QueueFullError
-from paceline.values import shown
+from paceline.values import shown_as_json as shown
 
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds
 _TYPES = {
@@ -24,6 +24,10 @@ _TYPES = {
 }
 _LIMIT = re.compile(r"\bmax_tokens\b")
 _FIELD = re.compile(r"([a-z][a-z_]*(?:\[\d+\])?(?:\.[a-z_]+(?:\[\d+\])?)*)\s?[:=]")
+
+
+_NAMES = {"None": "null", "True": "true", "False": "false"}
+_WORDS = re.compile(r"""(?<!\w)'(?:\\.|[^'\\])*'|(?<!\w)"(?:\\.|[^"\\])*"|\b(?:None|True|False)\b""")
 
 
 class ApiError(PacelineError):
@@ -49,6 +53,11 @@ class ApiError(PacelineError):
         return out
 
 
+def in_json(message: str) -> str:
+    """A message about a value in Python, with JSON's names for null, true and false. What stands in quotes stays."""
+    return _WORDS.sub(lambda found: _NAMES.get(found[0], found[0]), message)
+
+
 def bad(param: str, value: object, remedy: str, *, code: str | None = None) -> ApiError:
     """A field with a value that cannot be served."""
     return ApiError(400, f"{param}={shown(value)}: {remedy}", param=param, code=code)
@@ -71,7 +80,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(504, "the request took longer than this server allows (--request-timeout)", code="timeout")
     if isinstance(error, EngineError) or not isinstance(error, PacelineError):
         return ApiError(500, "the server made an error; its log says more")
-    message = str(error)
+    message = in_json(str(error))
     field = _FIELD.match(message)
     code = "context_length_exceeded" if isinstance(error, CapacityError) and "max_model_len" in message else None
     return ApiError(400, message, param=field[1] if field else None, code=code)

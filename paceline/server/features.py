@@ -10,10 +10,9 @@ from paceline.errors import ConfigError
 from paceline.parsing.reasoning import ReasoningStyle, reasoning_style
 from paceline.parsing.registry import choose_reasoning_parser, choose_tool_parser, tool_parser_class
 from paceline.server import tool_prompt
-from paceline.server.errors import ApiError
+from paceline.server.errors import ApiError, shown
 from paceline.server.fields import is_neutral
 from paceline.tokenizer import Tokenizer
-from paceline.values import shown
 
 AUTO, NONE = "auto", "none"  # names of parsers: the model's own, and no parser
 

@@ -6,12 +6,11 @@ A silent field is a wrong answer: whoever sends `min_p` to a server that ignores
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.other_names import UNSUPPORTED_SAMPLING
-from paceline.server.errors import ApiError
-from paceline.values import shown
+from paceline.other_names import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING
+from paceline.server.errors import ApiError, bad, shown
 
 # They are about accounts, storage, scheduling or the transport, not about which tokens come. docs/api.md lists them.
 ACCEPTED = frozenset(
@@ -85,6 +84,27 @@ def is_neutral(name: str, value: Any, table: Mapping[str, tuple[Any, ...]] = NEU
     return not isinstance(value, bool) and any(value == other for other in table.get(name, ()))
 
 
+# Names that other servers have for something that is served here, or need not be asked for.
+ELSEWHERE: Mapping[str, str] = {name: why for name, why in SAMPLING_FIELDS.items() if name not in REFUSED} | {
+    "echo": "it belongs to plain completions; use /v1/completions",
+    "format": "use response_format",
+    "id_slot": "leave it out: there are no slots",
+    "keep_alive": "leave it out: the model stays in memory",
+    "n_ctx": "leave it out: the operator sets it with --max-model-len",
+    "n_keep": "leave it out: prompts are never cut",
+    "n_probs": "use logprobs",
+    "num_ctx": "leave it out: the operator sets it with --max-model-len",
+    "num_predict": "use max_tokens",
+    "options": "it is Ollama's; put what it holds beside model, with max_tokens for num_predict",
+    "repeat_last_n": "leave it out: repetition_penalty looks at the whole text",
+    "repeat_penalty": "use repetition_penalty",
+    "return_progress": "leave it out: nothing is reported before the first token",
+    "return_tokens": "use return_token_ids",
+    "think": "use reasoning_effort, or chat_template_kwargs",
+    "timings_per_token": "leave it out: every answer ends with timings",
+}
+
+
 def check_extra(extra: Mapping[str, Any] | None, known: Iterable[str]) -> None:
     """Refuse fields that the schema does not have unless they cannot change the output. known: the schema's, for hints.
 
@@ -97,6 +117,28 @@ def check_extra(extra: Mapping[str, Any] | None, known: Iterable[str]) -> None:
             if not is_neutral(name, value):
                 raise ApiError(400, f"{name}={shown(value)}: {REFUSED[name]}", param=name, code="unsupported_field")
             continue
+        raise _unknown("", name, known, ELSEWHERE.get(name))
+
+
+def check_nested(
+    where: str, value: Mapping[str, Any], known: Sequence[str], remedies: Mapping[str, str] | None = None
+) -> None:
+    """The same for an object inside of a request, at this path. known: its fields, also those that change nothing.
+    remedies: of fields that are refused for a reason, unless they ask for nothing. Raises ApiError."""
+    for name in value:
+        if name in known:
+            continue
+        why = (remedies or {}).get(name)
+        if why is None:
+            raise _unknown(where, name, known)
+        if not is_neutral(name, value[name]):
+            raise bad(f"{where}.{name}", value[name], why, code="unsupported_field")
+
+
+def _unknown(where: str, name: str, known: Iterable[str], remedy: str | None = None) -> ApiError:
+    if remedy is None:
         near = difflib.get_close_matches(name[:80], list(known), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; leave it out"
-        raise ApiError(400, f"{shown(name)[1:-1]}: unknown field{hint}", param=name[:80], code="unknown_field")
+        remedy = f"did you mean {near[0]!r}?" if near else "leave it out"
+    before = f"{where}." if where else ""
+    message = f"{before}{shown(name)[1:-1]}: unknown field; {remedy}"
+    return ApiError(400, message, param=before + name[:80], code="unknown_field")

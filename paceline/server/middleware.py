@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.server.connection import REFUSED
 from paceline.server.errors import ApiError, body_of
 from paceline.server.playground import ASSETS
 from paceline.server.settings import ServerSettings
@@ -30,6 +31,8 @@ class Gate:
             await self.app(scope, receive, send)
             return
         try:
+            if (refusal := scope.get("extensions", {}).get(REFUSED)) is not None:
+                raise refusal
             self._check_key(scope)
             receive = await self._whole_body(scope, receive)
         except ApiError as error:

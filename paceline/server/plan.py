@@ -7,9 +7,11 @@ from pathlib import Path
 
 from paceline import runtime
 from paceline.errors import CapacityError, ConfigError
-from paceline.models.target import planned_bytes
+from paceline.models.target import planned_bytes, read_config
 from paceline.weights.checkpoint import open_checkpoint
 from paceline.weights.quantise import Quantization
+from paceline.weights.store import StoreError, resolve_model
+from paceline.weights.store_wheel import find_wheel_model
 
 GIB = 1 << 30
 
@@ -52,6 +54,28 @@ def kv_cache_space(given: float | None) -> float | None:
     if not 0 <= value < 1 << 30:
         raise ConfigError(f"VLLM_CPU_KVCACHE_SPACE: {text[:40]!r} is no number of GiB")
     return value or None  # 0 is vLLM's "choose"
+
+
+def on_disk(model: str) -> Path | None:
+    """Where a model lies, None if it has to be fetched first. Raises StoreError for a name that nothing can have."""
+    from paceline.weights.store_hub import parse_hub_id
+
+    try:
+        return resolve_model(model, offline=True)
+    except StoreError:
+        if find_wheel_model(model) is None and parse_hub_id(model) is None:
+            raise
+    return None
+
+
+def check_context(path: str | Path, wanted: int | None) -> None:
+    """Raises ConfigError for a context that the model does not have, before the weights are read."""
+    if wanted is None:
+        return
+    with open_checkpoint(path) as checkpoint:
+        most = read_config(checkpoint).max_position_embeddings
+    if not 2 <= wanted <= most:
+        raise ConfigError(f"--max-model-len {wanted}: this model has a context of {most}; use 2 to {most}")
 
 
 def check_memory(path: str | Path, dtype: str, cache_gib: float | None, quantization: Quantization = "none") -> None:

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
 from paceline.sampling_params import SamplingParams, SamplingParamsError
-from paceline.server.errors import bad, with_limit
+from paceline.server import tool_fields
+from paceline.server.errors import bad, shown, with_limit
 from paceline.server.features import ModelFeatures, take_features
-from paceline.server.fields import check_extra
+from paceline.server.fields import check_extra, check_nested
 from paceline.server.functions import NAMES, as_tools
 from paceline.server.message_checks import check_messages
 from paceline.server.thinking import effort_variables, thinking_variables
 from paceline.server.turn import Asked
 from paceline.server.wanted import Wanted, from_fields
-from paceline.values import shown
 
 MAX_STOPS = 64
 MAX_BAD_WORDS = 4096
@@ -74,8 +74,10 @@ class ApiModel(BaseModel):
         check_extra(take_features(self.model_extra), type(self).model_fields)
 
 
-class StreamOptions(ApiModel):
+class StreamOptions(BaseModel):
     """continuous_usage_stats: usage in every chunk. include_obfuscation: accepted, there is none."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -119,7 +121,8 @@ class GenerationRequest(ApiModel):
         if self.stream_options is not None:
             if not self.stream:
                 raise bad("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream=true")
-            self.stream_options.check()
+            known = type(self.stream_options).model_fields
+            check_nested("stream_options", self.stream_options.model_extra or {}, tuple(known))
         if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
             raise bad("stop", self.stop, f"at most {MAX_STOPS} stop strings")
         if self.bad_words is not None and len(self.bad_words) > MAX_BAD_WORDS:
@@ -211,6 +214,8 @@ class ChatRequest(FormattedRequest, ToolRequest):
                 raise bad(old, getattr(self, old), f"is the old form of {new}; give one of them")
         if self.functions and self.tool_choice:
             raise bad("tool_choice", self.tool_choice, "belongs to tools; use function_call beside functions")
+        tool_fields.check_chat(self.tools, self.tool_choice)
+        tool_fields.check_functions(self.functions, self.function_call)
 
     def asked(self, model: ModelFeatures) -> Asked:
         """Raises ApiError."""
@@ -297,10 +302,11 @@ class CompletionRequest(FormattedRequest):
 
 
 class TokenizeRequest(ApiModel):
-    """Of a text (prompt), or of messages under the chat template."""
+    """Of a text (prompt, as llama.cpp calls it: content), or of messages under the chat template."""
 
     model: str | None = None
     prompt: str | None = None
+    content: str | None = None
     messages: Objects | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -308,6 +314,10 @@ class TokenizeRequest(ApiModel):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Objects | None = None
     return_token_strs: bool | None = None
+
+    def check(self) -> None:
+        super().check()
+        tool_fields.check_chat(self.tools, None)
 
 
 class DetokenizeRequest(ApiModel):

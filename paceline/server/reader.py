@@ -8,6 +8,7 @@ from typing import Any
 from paceline.outputs import StreamDelta
 from paceline.parsing.chat import ChatParser
 from paceline.parsing.deltas import ChatDelta, ChatMessage, ToolCallDelta
+from paceline.parsing.tools import Form
 
 
 class Reader:
@@ -21,13 +22,19 @@ class Reader:
         calls: bool = False,
         parallel_calls: bool = True,
         show_reasoning: bool = True,
+        form: Form = "any",
+        opening: str = "",
     ) -> None:
         """parser: None where all is content. calls: it looks for them. parallel_calls: False = only the first counts.
-        show_reasoning: False = it is left out."""
+        show_reasoning: False = it is left out. form: of the output, as ToolPlan has it. opening: the tag before a
+        call."""
         self._parser = parser
         self._calls = calls
         self._parallel = parallel_calls
         self._show = show_reasoning
+        self._form = form
+        self._opening = opening
+        self._answers = False  # content has come
         self.num_calls = 0
 
     @property
@@ -57,12 +64,23 @@ class Reader:
     def _add(self, parts: _Parts, delta: ChatDelta) -> None:
         if delta.reasoning and self._show:
             parts.text("reasoning", delta.reasoning)
-        if delta.content:
+        if delta.content and not self._is_cut_call(delta.content):
+            self._answers = True
             parts.text("content", delta.content)
         for call in delta.tool_calls:
             if self._parallel or call.index == 0:
                 self.num_calls = max(self.num_calls, call.index + 1)
                 parts.call(call)
+
+    def _is_cut_call(self, text: str) -> bool:
+        """Whether text that is no call is the beginning of one, of which a limit left too little: nothing else is
+        there to be said. Of an answer in JSON, a single "[" may be the beginning too."""
+        if self._form == "any":
+            return False
+        if self._form == "calls" or self.num_calls:
+            return True
+        begun = text.lstrip()[: len(self._opening)]
+        return not self._answers and begun not in ("", "[") and self._opening.startswith(begun)
 
 
 class _Parts:

@@ -33,10 +33,10 @@ class Items:
             return self._add_text("message", part.content)
         return b"".join(map(self._add_call, part.tool_calls))
 
-    def end(self, cut: bool) -> bytes:
+    def end(self, cut: bool, calls: bool = False) -> bytes:
         """The last events. cut: the output was ended by a limit, so the last item is incomplete. An output without
-        anything has an empty message."""
-        begun = b"" if self.items else self._open("message")
+        anything has an empty message, unless it was to be calls."""
+        begun = b"" if self.items or calls else self._open("message")
         return begun + self._close("incomplete" if cut else "completed")
 
     # ---- items

@@ -10,11 +10,11 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from paceline.outputs import RequestOutput
-from paceline.server import render
+from paceline.server import render, tool_fields
 from paceline.server.body import new_router
 from paceline.server.errors import as_api_error, bad
 from paceline.server.features import ModelFeatures
-from paceline.server.fields import is_neutral
+from paceline.server.fields import check_nested, is_neutral
 from paceline.server.protocol import Objects, Texts, ToolRequest
 from paceline.server.response_input import TOOL_NAMES, choice_of, messages_of, tools_of
 from paceline.server.response_items import Items
@@ -63,13 +63,9 @@ class ResponsesRequest(ToolRequest):
         for name, value in (("n", self.n), ("top_logprobs", self.top_logprobs)):
             if value not in (None, 1 if name == "n" else 0):
                 raise bad(name, value, "is not part of the Responses interface here; use chat completions")
-        for field, known in (
-            ("text", ("format", "verbosity")),
-            ("reasoning", ("effort", "summary", "generate_summary")),
-        ):
-            for name in getattr(self, field) or {}:
-                if name not in known:
-                    raise bad(f"{field}.{name}", getattr(self, field)[name], f"use {' or '.join(known[:2])}")
+        check_nested("text", self.text or {}, ("format", "verbosity"))
+        check_nested("reasoning", self.reasoning or {}, ("effort", "summary", "generate_summary"))
+        tool_fields.check_responses(self.tools, self.tool_choice)
         if (verbosity := (self.text or {}).get("verbosity")) not in (None, "medium"):
             raise bad("text.verbosity", verbosity, "is not supported", code="unsupported_field")
 
@@ -131,6 +127,7 @@ class Answer:
             last_only=not r.stream,
             limit_field=r.limit()[0],
             grammar_field=self.turn.grammar_field,
+            schemas=self.turn.schemas,
             counter=self.turn.counter,
         )
         if not r.stream:
@@ -151,7 +148,7 @@ class Answer:
         items = Items()
         for part in self.turn.reader().whole(output.outputs[0].text):
             items.add(part)
-        items.end(_is_cut(output))
+        items.end(_is_cut(output), self.turn.plan.form == "calls")
         return self.body(job, output, items)
 
     def body(self, job: Job, output: RequestOutput | None, items: Items) -> dict[str, Any]:
@@ -209,7 +206,7 @@ class Answer:
                 if events:
                     yield events
             [output] = job.finished()
-            end = items.end(_is_cut(output))
+            end = items.end(_is_cut(output), self.turn.plan.form == "calls")
             final = self.body(job, output, items)
             yield end + self.event(f"response.{final['status']}", response=final)
 

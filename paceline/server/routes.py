@@ -85,7 +85,10 @@ def router(service: Service) -> APIRouter:
 async def _tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any]:
     request.check()
     service.check_model(request.model)
-    if (request.prompt is None) == (request.messages is None):
+    if request.content is not None and request.prompt is not None:
+        raise bad("content", request.content, "is another name of prompt; give one of them")
+    prompt = request.prompt if request.content is None else request.content
+    if (prompt is None) == (request.messages is None):
         raise ApiError(400, "prompt: give either a prompt or messages", param="prompt")
     if request.messages is not None:
         check_messages(request.messages, service.features.templates)
@@ -99,9 +102,9 @@ async def _tokenize(service: Service, request: TokenizeRequest) -> dict[str, Any
         )
         ids = (await prepare(service.engine, service.features, asked, SamplingParams())).ids
     else:
-        assert request.prompt is not None
+        assert prompt is not None
         frame = request.add_special_tokens is not False
-        ids = await service.engine.encode(request.prompt, add_special_tokens=frame)
+        ids = await service.engine.encode(prompt, add_special_tokens=frame)
     body: dict[str, Any] = {"count": len(ids), "max_model_len": service.info["max_model_len"], "tokens": ids}
     body["token_strs"] = [service.texts.text(i) for i in ids] if request.return_token_strs else None
     return body

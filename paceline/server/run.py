@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 import uvicorn
@@ -18,7 +19,7 @@ import uvicorn
 from paceline.async_llm import AsyncLLM
 from paceline.errors import ConfigError
 from paceline.server.app import build_app
-from paceline.server.connection import Connection
+from paceline.server.connection import Connection, State
 from paceline.server.settings import ServerSettings
 from paceline.structured.compiler import is_compiling
 
@@ -40,6 +41,7 @@ class Server(uvicorn.Server):
     ) -> None:
         """patience: seconds that requests in flight may go on. on_ready: called once clients can connect."""
         super().__init__(config)
+        self.server_state: State = State()
         self.engine = engine
         self.patience = patience
         self.on_ready = on_ready
@@ -53,8 +55,19 @@ class Server(uvicorn.Server):
             self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(self.patience, self._end_requests)
+        """First of all requests in flight may finish, while others are told that the server is leaving: a balancer that
+        asks /health hears of it."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self.patience, self._end_requests)
+        most, begin = self.config.timeout_graceful_shutdown, loop.time()
+        self.server_state.draining = True
         try:
+            while any(isinstance(c, Connection) and c.is_serving for c in self.server_state.connections):
+                if most is not None and loop.time() - begin >= most:
+                    break
+                await asyncio.sleep(0.05)
+            if most is not None:
+                self.config.timeout_graceful_shutdown = max(1, round(most - (loop.time() - begin)))
             await super().shutdown(sockets)
         finally:
             timer.cancel()
@@ -118,6 +131,8 @@ def serve(
     keep_alive: int = KEEP_ALIVE,
     max_connections: int = 1024,
     access_log: bool = False,
+    ssl_certfile: Path | None = None,
+    ssl_keyfile: Path | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve until a signal comes or the engine dies; the exit code: 0, or 1 for a dead engine. on_ready: called once
@@ -134,6 +149,8 @@ def serve(
         http=Connection,
         log_config=None,
         access_log=access_log,
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
         server_header=False,
         proxy_headers=False,
         ws="none",

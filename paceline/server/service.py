@@ -115,12 +115,13 @@ class Service:
         prompt_only: bool = False,
         limit_field: str = "max_tokens",
         grammar_field: str = "structured_outputs",
+        schemas: Sequence[str] = (),
         counter: Callable[[], ReasoningCounter | None] = lambda: None,
     ) -> AsyncGenerator[Job, None]:
         """Start one request per prompt, all or none; leaving the block ends what still runs.
 
         prompt_only: nothing is added to the prompts. limit_field: how the client calls max_tokens. grammar_field: what
-        asked for the grammar in params. counter: a new one for each choice.
+        asked for the grammar in params, and schemas those of its tools. counter: a new one for each choice.
         Raises what `AsyncLLM.submit` raises, and ApiError for a grammar that does not compile.
         """
         self.check_choices(len(prompts), params.n)
@@ -143,7 +144,7 @@ class Service:
                 except CapacityError as error:
                     raise CapacityError(with_limit(str(error), limit_field)) from None
                 except StructuredOutputsError as error:
-                    raise renamed(error, grammar_field) from None
+                    raise renamed(error, grammar_field, params.structured_outputs, schemas) from None
                 streams.append(await stack.enter_async_context(stream))
             self._limit(streams, begin, stack)
             job = Job(job_id, int(time.time()), begin, streams, params.n, last_only=last_only)

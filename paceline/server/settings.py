@@ -16,7 +16,9 @@ class ServerSettings:
     drafts per step for requests that do not say; None = as many as pay. allow_longer_drafts: requests may ask for more
     than the drafter was trained for. spec_metrics: whether answers carry `metrics.speculative_decoding`. max_logprobs:
     most alternatives per token. tool_call_parser, reasoning_parser: by name, "auto" (by the chat template) or "none".
-    log_interval: seconds between the log's lines of figures.
+    log_interval: seconds between the log's lines of figures. allowed_origins: origins whose pages may use the server
+    from a browser, "*" for all; None = all where a key is asked for, else those of this machine alone.
+    allowed_methods, allowed_headers: what such pages may send. allow_credentials: whether with cookies.
     """
 
     model_names: tuple[str, ...]
@@ -31,3 +33,7 @@ class ServerSettings:
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     log_interval: float = 10.0
+    allowed_origins: tuple[str, ...] | None = None
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.server.errors import bad
+from paceline.server.fields import check_nested
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 SWITCHES = ("enable_thinking", "thinking")  # template variables that are true or false
 EFFORT = "reasoning_effort"  # a template variable of its own
+_DISPLAY = {"display": "is not supported; leave it out, or use 'summarized'"}
 _REMEDY = "this model's chat template has no switch for reasoning; leave it out"
 
 
@@ -37,6 +39,8 @@ def thinking_variables(thinking: Mapping[str, Any] | None, known: frozenset[str]
         raise bad("thinking.type", kind, "use 'enabled', 'disabled' or 'adaptive'")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
         raise bad("thinking.budget_tokens", budget, "use a number of tokens")
+    shown = ("display",) if thinking.get("display") == "summarized" else ()  # what is shown is all of it
+    check_nested("thinking", thinking, ("type", "budget_tokens", *shown), _DISPLAY)
     if kind == "adaptive":
         return {}
     out = {name: kind == "enabled" for name in SWITCHES if name in known}

@@ -50,7 +50,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """ids: of the prompt. grammar_field: the field that asked for the grammar in params, for errors."""
+    """ids: of the prompt. grammar_field: the field that asked for the grammar in params, for errors; schemas: the
+    fields with the schemas of its tools."""
 
     ids: list[int]
     params: SamplingParams
@@ -62,6 +63,7 @@ class Turn:
     show_reasoning: bool
     tokenizer: Tokenizer
     named: bool  # tool_choice names a function
+    schemas: tuple[str, ...] = ()
 
     def reader(self) -> Reader:
         """For one choice."""
@@ -72,6 +74,8 @@ class Turn:
             calls=tools is not None,
             parallel_calls=self.parallel_tool_calls,
             show_reasoning=self.show_reasoning,
+            form=self.plan.form,
+            opening="" if tools is None else tools.markers[0],
         )
 
     def counter(self) -> ReasoningCounter | None:
@@ -115,6 +119,7 @@ async def prepare(engine: AsyncLLM, model: ModelFeatures, asked: Asked, params: 
         asked.show_reasoning,
         engine.llm.tokenizer,
         isinstance(asked.tool_choice, Mapping) and asked.tool_choice.get("type") == "function",
+        tuple(_renamed(f"tools[{i}].function.parameters", asked.names) for i in plan.constrained),
     )
 
 
@@ -159,8 +164,11 @@ def _plan(tokenizer: Tokenizer, model: ModelFeatures, asked: Asked) -> tuple[Too
 
 
 def _under_other_names(error: ApiError, names: tuple[tuple[str, str], ...]) -> ApiError:
-    message, param = error.message, error.param
+    param = None if error.param is None else _renamed(error.param, names)
+    return ApiError(error.status, _renamed(error.message, names), param=param, code=error.code)
+
+
+def _renamed(text: str, names: tuple[tuple[str, str], ...]) -> str:
     for ours, theirs in names:
-        message = message.replace(ours, theirs)
-        param = None if param is None else param.replace(ours, theirs)
-    return ApiError(error.status, message, param=param, code=error.code)
+        text = text.replace(ours, theirs)
+    return text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from paceline.server.errors import ApiError, bad
+from paceline.parsing.tool_grammar import culprit
+from paceline.server.errors import ApiError, bad, in_json
+from paceline.server.fields import check_nested
 from paceline.structured.params import KINDS, StructuredOutputsError, StructuredOutputsParams
 
 # Between the tokens of a JSON answer: a space, or a line end with its indentation. Small models would otherwise fill
@@ -23,6 +25,10 @@ GUIDED = {  # vLLM's old names
 }
 TOOLS, FUNCTIONS = "tools", "functions"
 OR = " or "  # between the field of an answer's form and these, where both make one grammar
+_OF_SCHEMAS = ("name", "description", "schema", "strict")
+_OF_OUTPUTS = tuple(field.name for field in fields(StructuredOutputsParams))
+HARMLESS = ("disable_fallback",)  # vLLM's: there is one backend
+REFUSED = {"structural_tag": "is not supported; use tools or another kind"}
 _OURS = re.compile(r"structured_outputs(\.[a-z_]+)?")
 
 
@@ -44,7 +50,12 @@ def from_fields(request: Any) -> Wanted | None:
 
 def from_structured(value: Mapping[str, Any] | None, *, besides: Wanted | None) -> Wanted | None:
     """vLLM's object, or what was asked for otherwise. Raises ApiError for both."""
-    return _one_of(besides, _made("structured_outputs", value) if value else None)
+    if not value:
+        return besides
+    where = "structured_outputs"
+    check_nested(where, value, (*_OF_OUTPUTS, *HARMLESS), REFUSED)
+    given = {name: item for name, item in value.items() if name in _OF_OUTPUTS}
+    return _one_of(besides, _made(where, given))
 
 
 def _one_of(a: Wanted | None, b: Wanted | None) -> Wanted | None:
@@ -55,33 +66,39 @@ def _one_of(a: Wanted | None, b: Wanted | None) -> Wanted | None:
 
 
 def from_response_format(value: Mapping[str, Any] | None) -> Wanted | None:
-    """OpenAI's {"type": "text" | "json_object" | "json_schema", "json_schema": {"schema", "strict"}}."""
+    """OpenAI's {"type": "text" | "json_object" | "json_schema", "json_schema": {"schema", "strict"}}, or the schema
+    beside the type as llama.cpp has it."""
     where = "response_format"
     if not value:
         return None
-    if value.get("type") != "json_schema":
-        return _plain_format(where, value)
+    if value.get("type") != "json_schema" or ("json_schema" not in value and "schema" in value):
+        return from_format(where, value)
     inner = value.get("json_schema")
     if not isinstance(inner, Mapping):
         raise bad(f"{where}.json_schema", inner, 'use {"name": ..., "schema": {...}, "strict": true}')
+    check_nested(where, value, ("type", "json_schema"), dict.fromkeys(_OF_SCHEMAS, "belongs into json_schema"))
+    check_nested(f"{where}.json_schema", inner, _OF_SCHEMAS)
     return _schema(f"{where}.json_schema", inner)
 
 
 def from_format(where: str, value: Any) -> Wanted | None:
-    """The same with the schema beside the type, as the Responses interface and Anthropic's have it."""
+    """The same with the schema beside the type, as the Responses interface and Anthropic's have it; a `json_object`
+    may have one too, which is llama.cpp's way."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         raise bad(where, value, 'use an object such as {"type": "json_schema", "schema": {...}}')
-    return _schema(where, value) if value.get("type") == "json_schema" else _plain_format(where, value)
-
-
-def _plain_format(where: str, value: Mapping[str, Any]) -> Wanted | None:
-    if value.get("type") == "text":
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise bad(f"{where}.type", kind, "use 'text', 'json_object' or 'json_schema'")
+    if kind == "text":
+        check_nested(where, value, ("type",), {"schema": "belongs to the type 'json_schema'"})
         return None
-    if value.get("type") == "json_object":
-        return Wanted(StructuredOutputsParams(json_object=True, whitespace_pattern=WHITESPACE), where, yields=True)
-    raise bad(f"{where}.type", value.get("type"), "use 'text', 'json_object' or 'json_schema'")
+    wrapped = "belongs to the type 'json_schema'" if where == "response_format" else "its fields stand beside type here"
+    check_nested(where, value, ("type", *_OF_SCHEMAS), {"json_schema": wrapped})
+    if kind == "json_schema" or value.get("schema"):
+        return _schema(where, value)
+    return Wanted(StructuredOutputsParams(json_object=True, whitespace_pattern=WHITESPACE), where, yields=True)
 
 
 def _schema(where: str, value: Mapping[str, Any]) -> Wanted:
@@ -91,8 +108,8 @@ def _schema(where: str, value: Mapping[str, Any]) -> Wanted:
         raise bad(f"{where}.schema", schema, "use a JSON schema")
     if not (strict is None or isinstance(strict, bool)):
         raise bad(f"{where}.strict", strict, "use true or false")
-    fields = {"json": schema, "disable_additional_properties": bool(strict), "whitespace_pattern": WHITESPACE}
-    return _made(f"{where}.schema", fields, yields=True)
+    asked = {"json": schema, "disable_additional_properties": bool(strict), "whitespace_pattern": WHITESPACE}
+    return _made(f"{where}.schema", asked, yields=True)
 
 
 def _guided(request: Any) -> Wanted | None:
@@ -115,13 +132,21 @@ def _made(field: str, values: Mapping[str, Any], *, yields: bool = False) -> Wan
     return Wanted(params, field, yields)
 
 
-def renamed(error: StructuredOutputsError, field: str) -> ApiError:
-    """A grammar's error under the name that the client knows."""
-    text = str(error)
+def renamed(error: StructuredOutputsError, field: str, grammar: Any = None, schemas: Sequence[str] = ()) -> ApiError:
+    """A grammar's error under the name that the client knows. grammar: the parameters that did not compile. schemas: of
+    a grammar of calls, the names of the schemas of which it was made."""
+    text = in_json(str(error))
     ours = _OURS.match(text)
     if field == "structured_outputs" and ours is not None:
         return ApiError(400, text, param=ours[0])
     if field.endswith((TOOLS, FUNCTIONS)):  # the grammar made of them means nothing to the client
         reason = text.rpartition("cannot be compiled: ")[2].rpartition(f"{ours and ours[0]}=")[2]
+        found = culprit(getattr(grammar, "grammar", None) or "", reason)
+        if found is not None and found[0] is not None and found[0] < len(schemas):
+            where = schemas[found[0]]
+            return ApiError(400, f"{where}: the schema cannot be compiled: {found[1]}", param=where)
+        if found is not None:
+            where, reason = field.partition(OR)[0], found[1]
+            return ApiError(400, f"{where}: the schema cannot be compiled: {reason}", param=where)
         return ApiError(400, f"{field}: the schemas cannot be compiled: {reason}", param=field.partition(OR)[0])
     return ApiError(400, field + (text[ours.end() :] if ours is not None else f": {text}"), param=field)

@@ -30,7 +30,7 @@ class StructuredOutputsParams:
 
     json: a JSON schema, as a mapping or its JSON text. json_object: True = any JSON object. regex: a regular expression
     (Rust's syntax, no look-around or back-references) that the whole output matches. choice: a list of strings.
-    grammar: a context-free grammar in llguidance's Lark dialect, with a rule `start`.
+    grammar: a context-free grammar in llguidance's Lark dialect, with a rule `start`, or in llama.cpp's GBNF.
 
     disable_any_whitespace: no whitespace between JSON tokens. whitespace_pattern: a regular expression for what may
     stand between them. disable_additional_properties: objects whose schema does not say otherwise have no other

@@ -7,6 +7,7 @@ import re
 from typing import Any
 from urllib.parse import unquote
 
+from paceline.structured.gbnf import as_lark, is_gbnf
 from paceline.structured.params import StructuredOutputsParams
 
 
@@ -28,9 +29,10 @@ def grammar_source(params: StructuredOutputsParams) -> str:
     if params.choice is not None:
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, params.choice))))
     assert params.grammar is not None
-    if _LITERAL.sub("", params.grammar).count("&") > MAX_CONJUNCTS:
+    lark = as_lark(params.grammar) if is_gbnf(params.grammar) else params.grammar
+    if _LITERAL.sub("", lark).count("&") > MAX_CONJUNCTS:
         raise ValueError(f"more than {MAX_CONJUNCTS} intersections (&)")
-    return str(LLMatcher.grammar_from_lark(params.grammar))
+    return str(LLMatcher.grammar_from_lark(lark))
 
 
 # Whether several expressions have a text in common may take for ever and gigabytes to find out, and cannot be stopped.

@@ -93,6 +93,13 @@ def test_a_pipe_is_one_turn_a_line(paceline, llm, monkeypatch):
     assert ran.err.count("first token") == 2
 
 
+def test_a_line_of_a_pipe_goes_on_behind_a_backslash(paceline, llm, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("one \\\nmore\n\\\n\ntwo\nlast\\"))
+    assert paceline("chat").code == 0
+    said = [prompt.rpartition("<user>")[2] for prompt, *_ in llm.log]
+    assert said == ["one \nmore\n<assistant>", "two\n<assistant>", "last\n<assistant>"]
+
+
 def test_a_turn_that_fails_on_a_pipe_is_code_1_and_the_others_are_answered(paceline, llm, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{'x' * 80}\nshort\n"))
     llm.context = 60

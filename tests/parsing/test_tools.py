@@ -83,7 +83,7 @@ BAD: list[tuple[Any, str]] = [
     ("f", r"tools='f'"),
     ([3], r"tools\[0\]=3"),
     ([{"type": "web_search"}], r"tools\[0\].type='web_search'"),
-    ([{"type": "function"}], r"tools\[0\].function=None"),
+    ([{"type": "function"}], r"tools\[0\].function=null"),
     ([tool("ok"), tool("")], r"tools\[1\].function.name=''"),
     ([tool("a b")], r"tools\[0\].function.name='a b'"),
     ([tool("x" * 65)], r"tools\[0\].function.name="),
@@ -129,7 +129,7 @@ def test_auto_and_none(llm: LLM):
         ("any", "tool_choice='any'"),
         (3, "tool_choice=3"),
         ({"type": "function", "function": {"name": "g"}}, "function.name='g': no such tool; there are: get_weather"),
-        ({"type": "function"}, "tool_choice.function.name=None"),
+        ({"type": "function"}, "tool_choice.function.name=null"),
         ({"type": "allowed_tools"}, "tool_choice="),
     ],
 )  # fmt: skip

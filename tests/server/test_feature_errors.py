@@ -94,7 +94,11 @@ REQUIRED = {"tool_choice": "required"}
         (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (CHAT, {"tools": [tool(parameters={"type": "array"})]}, "tools[0].function.parameters.type"),
         (CHAT, {"tools": [tool(parameters={"required": 5})]}, "tools[0].function.parameters.required"),
-        (CHAT, {"tools": [tool(parameters={"properties": {"a": {"type": "nonsense"}}})], **REQUIRED}, "tools"),
+        (
+            CHAT,
+            {"tools": [tool(name="a"), tool(parameters={"properties": {"a": {"type": "x"}}})], **REQUIRED},
+            "tools[1].function.parameters",
+        ),
         (CHAT, {"tools": [tool(parameters=nested(200))], **REQUIRED}, None),
         (CHAT, {"tools": [tool()] * 129}, "tools"),
         (CHAT, {"tools": [tool(parameters={"properties": {"a": LONG}})], **REQUIRED}, "tools"),
@@ -118,7 +122,11 @@ REQUIRED = {"tool_choice": "required"}
         (CHAT, {"functions": [{"name": "f"}, {"name": "f"}]}, "functions[1].name"),
         (CHAT, {"functions": [{"name": "a b"}]}, "functions[0].name"),
         (CHAT, {"functions": [{"name": "f", "parameters": {"type": "array"}}]}, "functions[0].parameters.type"),
-        (CHAT, {"functions": [{"name": "f", "parameters": BAD}], "function_call": {"name": "f"}}, "functions"),
+        (
+            CHAT,
+            {"functions": [{"name": "f", "parameters": BAD}], "function_call": {"name": "f"}},
+            "functions[0].parameters",
+        ),
         (CHAT, {"functions": ["f"]}, "functions.0"),
         (PLAIN, {"functions": [{"name": "f"}]}, "functions"),
         (

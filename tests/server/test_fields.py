@@ -112,7 +112,7 @@ def test_unknown_fields_are_refused_with_a_hint(server, path):
         (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         (CHAT, {"min_tokens": 3}, "min_tokens"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
-        (CHAT, {"stream": True, "stream_options": {"include_usge": True}}, "include_usge"),
+        (CHAT, {"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": "hi"}, "messages"),
         (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),

@@ -17,37 +17,37 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "get", "argumen
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"role": "banana", "content": "ab"}, "messages[1].role", "='banana': use one of 'system', 'developer', 'user'"),
     ({"role": "User", "content": "ab"}, "messages[1].role", "='User': use one of"),
-    ({"role": None, "content": "ab"}, "messages[1].role", "=None: use one of"),
+    ({"role": None, "content": "ab"}, "messages[1].role", "=null: use one of"),
     ({"role": 3, "content": "ab"}, "messages[1].role", "=3: use one of"),
-    ({"content": "ab"}, "messages[1].role", "=None: use one of"),
-    ({"role": "user"}, "messages[1].content", "=None: a message of the role 'user' needs text"),
-    ({"role": "system", "content": None}, "messages[1].content", "=None: a message of the role 'system' needs text"),
-    ({"role": "developer"}, "messages[1].content", "=None: a message of the role 'developer' needs text"),
+    ({"content": "ab"}, "messages[1].role", "=null: use one of"),
+    ({"role": "user"}, "messages[1].content", "=null: a message of the role 'user' needs text"),
+    ({"role": "system", "content": None}, "messages[1].content", "=null: a message of the role 'system' needs text"),
+    ({"role": "developer"}, "messages[1].content", "=null: a message of the role 'developer' needs text"),
     ({"role": "assistant", "contents": "ab"}, "messages[1].contents", "='ab': unknown field; did you mean 'content'?"),
-    ({"role": "tool", "contents": ["ab"]}, "messages[1].contents", "=['ab']: unknown field; did you mean 'content'?"),
+    ({"role": "tool", "contents": ["ab"]}, "messages[1].contents", "=[\"ab\"]: unknown field; did you mean 'content'?"),
     ({"role": "tool", "content": "ab", "toolcall_id": "1"}, "messages[1].toolcall_id", "did you mean 'tool_call_id'?"),
-    ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content", "={'type': 'text'}: a text part needs"),
-    ({"role": "user", "content": [None]}, "messages[1].content", "=None: this model reads text parts only"),
+    ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content", '={"type": "text"}: a text part needs'),
+    ({"role": "user", "content": [None]}, "messages[1].content", "=null: this model reads text parts only"),
     ({"role": "user", "content": 5}, "messages[1].content", "=5: use a string or a list of text parts"),
     ({"role": "user", "contents": "ab"}, "messages[1].contents", "='ab': unknown field; did you mean 'content'?"),
-    ({"rol": "user", "content": "ab"}, "messages[1].role", "=None: use one of"),
+    ({"rol": "user", "content": "ab"}, "messages[1].role", "=null: use one of"),
     ({"role": "assistant", "content": "", "tool_call": [CALL]}, "messages[1].tool_call", "did you mean 'tool_calls'?"),
     ({"role": "assistant", "tool_calls": "get"}, "messages[1].tool_calls", "='get': use a list of calls"),
     ({"role": "assistant", "tool_calls": ["get"]}, "messages[1].tool_calls[0]", "='get': use an object with id"),
-    ({"role": "assistant", "tool_calls": [CALL, {}]}, "messages[1].tool_calls[1].function", '=None: use {"name": ...,'),
+    ({"role": "assistant", "tool_calls": [CALL, {}]}, "messages[1].tool_calls[1].function", '=null: use {"name": ...,'),
     (
         {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "get", "input": "ab"}}]},
         "messages[1].tool_calls[0].function",
-        "=None: use",
+        "=null: use",
     ),
     (
         {"role": "assistant", "tool_calls": [{"function": {"name": None, "arguments": "{}"}}]},
         "messages[1].tool_calls[0].function.name",
-        "=None: name the function that was called",
+        "=null: name the function that was called",
     ),
-    ({"role": "assistant", "tool_calls": [{"arguments": "{}"}]}, "messages[1].tool_calls[0].name", "=None: name the"),
+    ({"role": "assistant", "tool_calls": [{"arguments": "{}"}]}, "messages[1].tool_calls[0].name", "=null: name the"),
     ({"role": "tool", "content": "ab", "tool_call_id": 1}, "messages[1].tool_call_id", "=1: use a string"),
-    ({"role": "user", "content": "ab", "name": ["a"]}, "messages[1].name", "=['a']: use a string"),
+    ({"role": "user", "content": "ab", "name": ["a"]}, "messages[1].name", '=["a"]: use a string'),
     ({"role": "assistant", "reasoning_content": {}, "content": ""}, "messages[1].reasoning_content", "={}: use a"),
 ]
 
@@ -129,7 +129,7 @@ def test_what_a_template_names_is_known():
             check_messages([{"role": role, "content": "ab"}], ())
     with pytest.raises(ApiError, match="role='banana'"):  # a word, but no string
         check_messages([{"role": "banana", "content": "ab"}], (template,))
-    with pytest.raises(ApiError, match=r"messages\[0\].content=None"):
+    with pytest.raises(ApiError, match=r"messages\[0\].content=null"):
         check_messages([{"role": "user", "contents": "ab"}], (template,))
 
 

@@ -93,11 +93,23 @@ end_process(3)
     assert ended.value.code == 4
 
 
-def test_a_port_in_use_is_refused_before_the_model_is_loaded(capsys):
+def test_a_port_in_use_is_refused_before_the_model_is_loaded_and_behind_mistakes(folder, capsys):
     with take_port("127.0.0.1", 0) as taken:
         taken.listen()
-        code, said = refused(capsys, "no/such/model", "--port", str(taken.getsockname()[1]))
-    assert code == 1 and "--port" in said and "in use" in said
+        port = str(taken.getsockname()[1])
+        code, said = refused(capsys, str(folder), "--port", port)
+        assert code == 1 and "--port" in said and "in use" in said
+        code, said = refused(capsys, "org/not-here", "--port", port)
+        assert code == 1 and "in use" in said, "nothing is fetched for a port that is taken"
+        for argv, words in (
+            (["nope"], "'nope' could not be found"),
+            ([str(folder), "--max-model-len", "100000"], "--max-model-len 100000: this model has a context of"),
+            ([str(folder), "--kv-cache-space", "100000"], "do not fit"),
+            ([str(folder), "--allowed-origins", "localhost"], "--allowed-origins localhost: write"),
+            ([str(folder), "--ssl-keyfile", "x"], "needs --ssl-certfile"),
+        ):
+            code, said = refused(capsys, *argv, "--port", port)
+            assert code == 1 and words in said and "in use" not in said
 
 
 def test_cpus_are_read_as_taskset_reads_them():
@@ -156,7 +168,7 @@ def start(*argv: str, **env: str) -> tuple[subprocess.Popen[str], str, str]:
     said = ""
     for line in process.stderr:
         said += line
-        if found := re.search(r"(http://\S+) is ready", line):
+        if found := re.search(r"(https?://\S+) is ready", line):
             return process, found[1], said
     raise AssertionError(said)
 
