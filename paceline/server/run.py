@@ -112,7 +112,8 @@ def take_port(host: str, port: int) -> socket.socket:
     if not host:  # to the system it means every address
         raise ConfigError("--host: empty; use 127.0.0.1, or 0.0.0.0 to let other machines in")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    taken = socket.socket(family, socket.SOCK_STREAM)
+    # with its protocol named, asyncio's own loop sends answers without waiting for acknowledgements
+    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind((host, port))
