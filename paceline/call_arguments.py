@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from paceline.errors import ArgumentError
-from paceline.other_names import SAMPLING_FIELDS
+from paceline.other_names import PARAMS_FIELDS
 from paceline.sampling_params import SamplingParams
 from paceline.values import shown
 
@@ -58,8 +58,8 @@ def refuse_unknown(unknown: Mapping[str, Any], known: Collection[str], chat: Col
 def _remedy(name: str, known: Collection[str], chat: Collection[str], takes: bool) -> str:
     if name in SAMPLING:
         return f"is a parameter of sampling; put it into SamplingParams({name}=...)"
-    if name in SAMPLING_FIELDS:
-        return f"is no argument here; sampling is up to SamplingParams(...); there: {SAMPLING_FIELDS[name]}"
+    if name in PARAMS_FIELDS:
+        return f"is no argument here; sampling is up to SamplingParams(...); there: {PARAMS_FIELDS[name]}"
     if name in chat:  # and not taken
         return "belongs to conversations; use LLM.chat(messages, ...)"
     arguments = [*known, *chat] if takes else [*known]

@@ -127,11 +127,20 @@ UNSUPPORTED_SAMPLING: dict[str, str] = {
     "use_beam_search": "is not supported; leave it out",
 }
 _BEAMS = "belongs to beam search: LLM.beam_search(prompts, BeamSearchParams({0}=...))"
-# field of another engine's SamplingParams -> remedy
+# field of another engine's sampling -> remedy, here and over HTTP
 SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
+    "do_sample": "use temperature=0 for greedy decoding, a higher one to sample",
+    "guided_decoding": "use structured_outputs",
+    "max_length": "use max_tokens, which counts the output alone",
+    "max_new_tokens": "use max_tokens",
+    "n_predict": "use max_tokens",
+    "stop_sequences": "use stop",
+    "use_beam_search": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
+}
+# field of another engine's SamplingParams -> remedy: those, and what is a field over HTTP or no matter there
+PARAMS_FIELDS: dict[str, str] = SAMPLING_FIELDS | {
     "beam_width": _BEAMS.format("beam_width"),
     "detokenize": "leave it out: there is always a text, and token_ids beside it",
-    "do_sample": "use temperature=0 for greedy decoding, a higher one to sample",
     "early_stopping": "leave it out: LLM.beam_search goes on to max_tokens",
     "extra_args": "is not supported",
     "flat_logprobs": "is not supported; logprobs are one mapping a token",
@@ -143,11 +152,8 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
     "length_penalty": _BEAMS.format("length_penalty"),
     "logits_processors": "is not supported; logit_bias, bad_words, allowed_token_ids and structured_outputs are there",
     "max_completion_tokens": "use max_tokens",
-    "max_length": "use max_tokens, which counts the output alone",
-    "max_new_tokens": "use max_tokens",
     "min_length": "use min_tokens, which counts the output alone",
     "min_new_tokens": "use min_tokens",
-    "n_predict": "use max_tokens",
     "n_probs": "use logprobs",
     "no_repeat_ngram_size": "is not supported; repetition_penalty, presence_penalty and frequency_penalty are there",
     "num_beams": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
@@ -158,10 +164,8 @@ SAMPLING_FIELDS: dict[str, str] = UNSUPPORTED_SAMPLING | {
     "skip_clone": "leave it out: parameters cannot change, so that nothing is copied",
     "skip_reading_prefix_cache": "give the prompt as {'prompt': ..., 'cache_salt': ...}, with a salt of its own",
     "spaces_between_special_tokens": "leave it out: a text has the spaces that its tokens have",
-    "stop_sequences": "use stop",
     "thinking_token_budget": "is not supported; max_tokens counts reasoning too",
     "top_logprobs": "use logprobs",
-    "use_beam_search": "use LLM.beam_search(prompts, BeamSearchParams(beam_width=..., max_tokens=...))",
 }
 # Values of these that ask for nothing, besides None: defaults of vLLM, which programs write out.
 NEUTRAL_SAMPLING: dict[str, tuple[Any, ...]] = {
@@ -194,13 +198,13 @@ def is_neutral(name: str, value: Any) -> bool:
 
 def is_neutral_sampling(name: str, value: Any) -> bool:
     """Whether this field of another engine's SamplingParams may as well be left out."""
-    return name in SAMPLING_FIELDS and (value is None or _asks_for_nothing(value, NEUTRAL_SAMPLING.get(name, ())))
+    return name in PARAMS_FIELDS and (value is None or _asks_for_nothing(value, NEUTRAL_SAMPLING.get(name, ())))
 
 
 def unknown_field(name: str, known: Collection[str]) -> str:
     """What to say of a field of `SamplingParams` that there is not."""
-    if name in SAMPLING_FIELDS:
-        return SAMPLING_FIELDS[name]
+    if name in PARAMS_FIELDS:
+        return PARAMS_FIELDS[name]
     close = get_close_matches(name, known, 1)
     guess = f"; did you mean {close[0]!r}?" if close else "."
     return f"there is no such field{guess} Fields: {', '.join(known)}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline import BeamSearchParams, SamplingParams
-from paceline.other_names import NEUTRAL_SAMPLING, SAMPLING_FIELDS
+from paceline.other_names import NEUTRAL_SAMPLING, PARAMS_FIELDS
 from paceline.sampling_params import SamplingParamsError
 from paceline.server.fields import NEUTRAL as HTTP_NEUTRAL
 from paceline.server.fields import is_neutral
@@ -73,11 +73,11 @@ def test_what_asks_for_something_is_answered(name: str, value: Any, told: str) -
 
 
 def test_the_tables_are_of_other_names() -> None:
-    assert not OWN & set(SAMPLING_FIELDS)
-    assert set(NEUTRAL_SAMPLING) <= set(SAMPLING_FIELDS)
+    assert not OWN & set(PARAMS_FIELDS)
+    assert set(NEUTRAL_SAMPLING) <= set(PARAMS_FIELDS)
 
 
-@pytest.mark.parametrize("name", sorted(set(HTTP_NEUTRAL) & set(SAMPLING_FIELDS)))
+@pytest.mark.parametrize("name", sorted(set(HTTP_NEUTRAL) & set(PARAMS_FIELDS)))
 def test_the_server_takes_the_same_values(name: str) -> None:
     assert NEUTRAL_SAMPLING[name] == HTTP_NEUTRAL[name]
     assert all(is_neutral(name, value) for value in NEUTRAL_SAMPLING[name])
