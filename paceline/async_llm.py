@@ -11,21 +11,23 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from paceline.chat_options import ChatArguments, ChatOptions
 from paceline.engine_args import EngineArgs
 from paceline.engine_thread import ACCEPTED, FEW, EngineStats, EngineThread, Event, Shortcut, Ticket
 from paceline.errors import CapacityError, ConfigError, EngineDeadError, QueueFullError
 from paceline.llm import LLM, Prompt
 from paceline.llm import _Request as Request
-from paceline.other_names import template_variables
+from paceline.other_members import ASYNC_MEMBERS, absent
 from paceline.outputs import RequestOutput, StreamDelta
 from paceline.prompts import one_params
 from paceline.sampling_params import RequestOutputKind, SamplingParams
 from paceline.structured.compiler import MAX_COMPILING
+from paceline.tokenizer import Tokenizer
 from paceline.values import shown
 
-__all__ = ["AsyncLLM", "EngineStats", "RequestStream"]
+__all__ = ["AsyncLLM", "AsyncLLMEngine", "EngineStats", "RequestStream"]
 
 T = TypeVar("T")
 
@@ -177,6 +179,7 @@ class AsyncLLM:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 0:
             raise ConfigError(f"max_waiting: {max_waiting!r} must be a whole number of 0 or more")
         self.llm = llm
+        self._owns = False  # the model ends with this object
         self.capacity = llm.engine.max_num_seqs + max_waiting
         self._thread = EngineThread(llm)
         # Encoding, templates and the checks of a request: beside the steps, and beside the event loop.
@@ -194,11 +197,19 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, *, max_waiting: int = DEFAULT_MAX_WAITING) -> AsyncLLM:
-        """Open the model that `EngineArgs(model=..., ...)` names, and make an engine of it. Raises what `LLM` does."""
+        """Open the model that `EngineArgs(model=..., ...)` names, and make an engine of it, whose end
+        closes the model too. Raises what `LLM` does."""
         if not isinstance(engine_args, EngineArgs):
             what = type(engine_args).__name__
             raise ConfigError(f"engine_args: {what} given; use AsyncEngineArgs(model=..., ...)")
-        return cls(engine_args.open(), max_waiting=max_waiting)
+        llm = engine_args.open()
+        try:
+            engine = cls(llm, max_waiting=max_waiting)
+        except BaseException:
+            llm.close()
+            raise
+        engine._owns = True
+        return engine
 
     # ---- requests
 
@@ -211,7 +222,7 @@ class AsyncLLM:
         num_speculative_tokens: int | None = None,
         last_only: bool = False,
         prompt_only: bool = False,
-        **template: Any,
+        **chat: Unpack[ChatArguments],
     ) -> RequestStream:
         """Start a request (text, token ids, vLLM's mapping of either, or messages) and return its stream once the
         engine has taken it in. Cancelling this call leaves nothing behind.
@@ -219,10 +230,10 @@ class AsyncLLM:
         request_id: text that no other request in flight has; None makes one.
         last_only: the stream has one delta, the last, with the output, as with RequestOutputKind.FINAL_ONLY.
         prompt_only: with max_tokens=1, for what is to be known of the prompt alone (prompt_logprobs): the token behind
-        it is neither delivered nor counted. template: for the chat template of messages.
+        it is neither delivered nor counted. chat: for messages, as for `LLM.chat`.
         Raises ConfigError, CapacityError, ChatTemplateError, QueueFullError, EngineDeadError.
         """
-        params, template = one_params(sampling_params), template_variables(template)
+        params, options = one_params(sampling_params), ChatOptions.read(self.submit, chat)
         name = f"request-{uuid.uuid4().hex}" if request_id is None else request_id
         if not isinstance(name, str):
             raise ConfigError(f"request_id={shown(name)}: use a string, or None for a new one")
@@ -231,7 +242,7 @@ class AsyncLLM:
         coming = self._reserve(name, params.n)
         loop, stream = asyncio.get_running_loop(), None
         try:
-            arguments = (prompt, params, num_speculative_tokens, template)
+            arguments = (prompt, params, num_speculative_tokens, options, chat)
             if await self._must_compile(params):
                 request = await self._compiled(*arguments)
             else:
@@ -262,7 +273,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         num_speculative_tokens: int | None = None,
-        **template: Any,
+        **chat: Unpack[ChatArguments],
     ) -> AsyncGenerator[StreamDelta, None]:
         """Yield what each step adds to a request; the last delta carries the output. Leaving the loop early, closing
         or cancelling it aborts the request. Arguments and errors as for `submit`.
@@ -275,7 +286,7 @@ class AsyncLLM:
             sampling_params,
             request_id=request_id,
             num_speculative_tokens=num_speculative_tokens,
-            **template,
+            **chat,
         )
         async with stream:
             async for delta in stream:
@@ -288,7 +299,7 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         num_speculative_tokens: int | None = None,
-        **template: Any,
+        **chat: Unpack[ChatArguments],
     ) -> RequestOutput:
         """The whole output of a request. Cancelling it aborts the request. Arguments and errors as for `submit`."""
         stream = await self.submit(
@@ -297,7 +308,7 @@ class AsyncLLM:
             request_id=request_id,
             num_speculative_tokens=num_speculative_tokens,
             last_only=True,
-            **template,
+            **chat,
         )
         async with stream:
             async for delta in stream:
@@ -331,13 +342,17 @@ class AsyncLLM:
         """Token ids of a text."""
         return await self.work(lambda: self.llm.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **template: Any) -> list[int]:
-        """Token ids of a conversation under the chat template. Raises ChatTemplateError."""
-        return await self.work(lambda: self.llm.tokenizer.encode_chat(messages, **template))
+    async def encode_chat(self, messages: list[dict[str, Any]], **chat: Unpack[ChatArguments]) -> list[int]:
+        """Token ids of a conversation under the chat template; chat: as for `LLM.chat`. Raises ConfigError,
+        ChatTemplateError."""
+        options = ChatOptions.read(self.encode_chat, chat)
+        return await self.work(lambda: options.encode(messages, self.llm.tokenizer))
 
-    async def render_chat(self, messages: list[dict[str, Any]], **template: Any) -> str:
-        """The text of a conversation under the chat template. Raises ChatTemplateError."""
-        return await self.work(lambda: self.llm.tokenizer.apply_chat_template(messages, **template))
+    async def render_chat(self, messages: list[dict[str, Any]], **chat: Unpack[ChatArguments]) -> str:
+        """The text of a conversation under the chat template; chat: as for `LLM.chat`. Raises ConfigError,
+        ChatTemplateError."""
+        options = ChatOptions.read(self.render_chat, chat)
+        return await self.work(lambda: options.render(messages, self.llm.tokenizer))
 
     async def decode(self, ids: list[int]) -> str:
         """Text of token ids, special tokens included."""
@@ -368,6 +383,30 @@ class AsyncLLM:
         """Requests that have not ended, those that are still being prepared included."""
         return len(self._live)
 
+    @property
+    def is_running(self) -> bool:
+        """`alive`, as vLLM calls it."""
+        return self.alive
+
+    @property
+    def errored(self) -> bool:
+        """Whether a step failed, so that no request is served any more."""
+        return self.error is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError:
+        """What requests get from now on where `errored`, or after `close`."""
+        return self._thread._dead()
+
+    async def check_health(self) -> None:
+        """Raises EngineDeadError where a step failed or the engine was closed."""
+        if self._thread.closed:
+            raise self._thread._dead()
+
+    async def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.llm.get_tokenizer()
+
     def stats(self) -> EngineStats:
         """Counters and gauges as they were after the last step; not to be changed."""
         return self._thread.stats
@@ -387,7 +426,8 @@ class AsyncLLM:
         await idle
 
     async def close(self) -> None:
-        """Abort what is in flight and end the thread."""
+        """Abort what is in flight and end the thread. A model that was opened before (`AsyncLLM(LLM(...))`) stays open:
+        `LLM.close` frees it."""
         self._draining = True
         await asyncio.get_running_loop().run_in_executor(None, self._thread.stop)
         self.shutdown()
@@ -399,6 +439,13 @@ class AsyncLLM:
         for pool in (self._workers, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
         self._finalizer.detach()
+        if self._owns:
+            self.llm.close()
+
+    if not TYPE_CHECKING:  # else every name would be right
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(absent("AsyncLLM", name, ASYNC_MEMBERS), name=name, obj=self)
 
     # ---- bookkeeping
 
@@ -417,14 +464,15 @@ class AsyncLLM:
             ) from None
 
     def _prepare(
-        self, prompt: Any, params: SamplingParams, num_speculative_tokens: int | None, template: dict[str, Any]
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        num_speculative_tokens: int | None,
+        options: ChatOptions,
+        given: Mapping[str, Any],
     ) -> Request:
         drafts = self.llm._draft_length(True, num_speculative_tokens)
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self.llm._encode_chat(prompt, template)
-        elif template:
-            raise ConfigError(f"{next(iter(template))}: belongs to a chat template; give messages as the prompt")
-        return self.llm._prepare(prompt, params, drafts)
+        return self.llm._prepare(self.llm._ids_of_chat(prompt, options, given), params, drafts)
 
     def _reserve(self, name: str, choices: int) -> Future[RequestStream | None]:
         """What becomes of the name, for who wants to know."""
@@ -461,6 +509,9 @@ class AsyncLLM:
         for future in idle:
             with suppress(RuntimeError):  # that loop is closed: nobody waits there any more
                 future.get_loop().call_soon_threadsafe(_resolve, future)
+
+
+AsyncLLMEngine = AsyncLLM  # vLLM's older name
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

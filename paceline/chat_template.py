@@ -9,6 +9,8 @@ training targets.
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -65,6 +67,28 @@ def _plain(value: Any, what: str) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise ChatTemplateError(f"{what}: only JSON values can be given to a chat template ({error})") from error
+
+
+def marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """(messages, mark): the mark stands behind the text of the last message, which generation is to go on with. In the
+    rendered text `cut_behind` finds it, where the text itself may stand anywhere: "im" ends in "<|im_end|>" too."""
+    if not messages:
+        raise ChatTemplateError("continue_final_message: there is no message to go on with")
+    last = messages[-1]
+    text = (last.get("content") or "") if isinstance(last, Mapping) else None
+    if not isinstance(text, str):
+        raise ChatTemplateError("continue_final_message: the last message has no text to go on with")
+    mark = f"[continued here {secrets.token_hex(8)}] "
+    return [*messages[:-1], {**last, "content": text + mark}], mark
+
+
+def cut_behind(text: str, mark: str) -> str:
+    """A rendered conversation up to the mark. Space before it stays where the template does not trim messages. Raises
+    `ChatTemplateError`."""
+    at = text.rfind(mark.rstrip())
+    if at < 0:
+        raise ChatTemplateError("continue_final_message: the last message's text is not in what the template wrote")
+    return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
 
 
 def variables_of(source: str) -> frozenset[str]:

@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -155,7 +156,13 @@ class EngineThread:
         self._active: dict[Ticket, None] = {}
         self._mail: dict[asyncio.AbstractEventLoop, Mail] = {}
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        llm._served_by = weakref.ref(self)
         self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the thread still needs its LLM."""
+        return self._thread.is_alive()
 
     # ---- from other threads
 

@@ -11,6 +11,10 @@ class ConfigError(PacelineError):
     """A configuration value (argument, config.json field, speculative config) is missing, unknown or out of range."""
 
 
+class ArgumentError(ConfigError, TypeError):
+    """A call was given an argument that it does not have."""
+
+
 class CheckpointError(PacelineError):
     """A model file is truncated, corrupt, hostile, of an unknown kind, or does not match its own configuration."""
 

@@ -13,21 +13,24 @@ from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, Unpack
 
 import numpy as np
 
 from paceline import runtime
 from paceline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from paceline.cache import BLOCK_TOKENS, blocks_for
+from paceline.call_arguments import refuse_unknown
+from paceline.chat_options import CHAT_ARGUMENTS, ChatArguments, ChatOptions
 from paceline.dtypes import DEFAULT_KV_CACHE_DTYPE, DEFAULT_QUANTIZATION, KVCacheDtype, Quantization
 from paceline.engine import Engine
-from paceline.errors import CapacityError, ConfigError
+from paceline.errors import CapacityError, ConfigError, EngineDeadError
 from paceline.interrupts import uninterrupted
+from paceline.lifetime import Closable
 from paceline.models.target import TargetModel, state_arguments
 from paceline.other_names import is_neutral, unknown_option
 from paceline.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput, StreamDelta, TokenAlternatives
-from paceline.prompts import as_list, cache_salt, chat_messages, check_ids, one_params, params_for, token_ids
+from paceline.prompts import as_list, cache_salt, check_ids, is_conversation, one_params, params_for, token_ids
 from paceline.recurrent import StatePlan, plan_states
 from paceline.request import Sequence as EngineSequence
 from paceline.sampling import SamplerMode, TokenLogprobs, draw_seed, make_state
@@ -69,6 +72,7 @@ class _Request:
         self.prompt = prompt
         self.ids = ids
         self.choices = choices
+        self.cut_off = False  # by the end of its LLM
         self.deltas: deque[StreamDelta] = deque()  # of a stream: what steps added and its reader has not seen
 
     @property
@@ -112,7 +116,7 @@ class _Request:
         return found
 
 
-class LLM:
+class LLM(Closable):
     """A model ready to generate.
 
     model: a known name ("smollm2-135m"), a Hugging Face folder, a *.gguf file or a hub id.
@@ -131,6 +135,8 @@ class LLM:
     beyond what a drafter was trained for are worth a warning; False makes them an error.
     Options of vLLM that ask for what is the case here anyway, such as trust_remote_code, enforce_eager and
     tensor_parallel_size=1, are taken and do nothing: no remote code is ever run.
+
+    `close`, or the end of `with LLM(...) as llm:`, frees weights, caches and threads.
 
     Raises ConfigError, CheckpointError or CapacityError, all of them PacelineError.
     """
@@ -206,7 +212,7 @@ class LLM:
         )
         self._costs = CostFile.of(self.model, self._drafter)
         self._costs.load(self.engine.lengths)
-        weakref.finalize(self, self._costs.save, self.engine.lengths)
+        self._save_costs = weakref.finalize(self, self._costs.save, self.engine.lengths)
         self.grammars = GrammarCompiler(self.tokenizer, self.model.vocab_size)
         self._seeds = None if seed is None else np.random.default_rng(seed)
         self._lock = threading.RLock()
@@ -218,20 +224,25 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Mapping[str, Any] | Sequence[int] | Sequence[str | list[int] | Mapping[str, Any]],
+        prompts: str | Mapping[str, Any] | Sequence[int] | Sequence[str | list[int] | Mapping[str, Any]] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculation: bool = True,
         num_speculative_tokens: int | None = None,
         progress: bool = False,
         use_tqdm: bool = False,
+        **unknown: Never,
     ) -> list[RequestOutput]:
         """Complete prompts (texts, token ids, or vLLM's mappings of either), all at once; outputs in their order.
 
         num_speculative_tokens: drafts per step; None = as many as pay, chosen each step up to the configured number;
-        0 = plain decoding, as is speculation=False. progress, or use_tqdm as vLLM calls it: a bar. Raises ConfigError
-        for a prompt or parameter that cannot be served, before anything runs.
+        0 = plain decoding, as is speculation=False. progress, or use_tqdm as vLLM calls it: a bar. Other arguments of
+        vLLM's are taken where they ask for nothing (lora_request=None).
+        Raises ConfigError for a prompt or parameter that cannot be served, before anything runs.
         """
+        if unknown:
+            known = [name for name in inspect.signature(self.generate).parameters if name != "unknown"]
+            refuse_unknown(unknown, known, CHAT_ARGUMENTS, takes=False)
         return self._run(as_list(prompts), sampling_params, speculation, num_speculative_tokens, progress or use_tqdm)
 
     def chat(
@@ -243,17 +254,18 @@ class LLM:
         num_speculative_tokens: int | None = None,
         progress: bool = False,
         use_tqdm: bool = False,
-        **template: Any,
+        **chat: Unpack[ChatArguments],
     ) -> list[RequestOutput]:
         """Answer conversations ({"role", "content"} messages, where content is text or a list of text parts).
 
-        `template` goes to the chat template: tools, chat_template, add_generation_prompt, and variables such as
-        enable_thinking, which may also come together as chat_template_kwargs. The rest is as for `generate`.
+        chat: tools, chat_template, add_generation_prompt, continue_final_message, chat_template_kwargs, as vLLM has
+        them; see `ChatArguments`. The rest is as for `generate`.
         """
         if not isinstance(messages, list | tuple) or not messages:
             raise ConfigError("messages: give a list with at least one {'role': ..., 'content': ...} mapping")
+        options = ChatOptions.read(self.chat, chat)
         conversations: Any = [messages] if isinstance(messages[0], Mapping) else messages
-        prompts = [self._encode_chat(conversation, template) for conversation in conversations]
+        prompts = [options.encode(conversation, self.tokenizer) for conversation in conversations]
         return self._run(prompts, sampling_params, speculation, num_speculative_tokens, progress or use_tqdm)
 
     def stream(
@@ -262,15 +274,14 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         num_speculative_tokens: int | None = None,
-        **template: Any,
+        **chat: Unpack[ChatArguments],
     ) -> Generator[StreamDelta, None, None]:
         """Generate one prompt (text, token ids or messages) and yield what each step adds; closing it aborts.
 
         A piece has what was added as `text` and `token_ids`, and what has come so far in `outputs`; see StreamDelta.
-        Other calls may run between two deltas; they share the passes.
+        chat: for messages, as for `chat`. Other calls may run between two deltas; they share the passes.
         """
-        if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
-            prompt = self._encode_chat(prompt, template)
+        prompt = self._ids_of_chat(prompt, ChatOptions.read(self.stream, chat), chat)
         params = one_params(sampling_params)
         drafts = self._draft_length(True, num_speculative_tokens)
         self.grammars.prepare([params])
@@ -281,13 +292,12 @@ class LLM:
             next(stream)  # enter its `try`: from here on, closing it aborts the request, read or not
         return stream  # type: ignore[return-value]
 
-    def _encode_chat(self, messages: Any, template: dict[str, Any]) -> list[int]:
-        """Token ids of a conversation. Raises ConfigError for what is none."""
-        variables = template.get("chat_template_kwargs") or {}
-        if not isinstance(variables, Mapping):
-            raise ConfigError(f"chat_template_kwargs: {variables!r} is not a mapping")
-        own = {name: value for name, value in template.items() if name != "chat_template_kwargs"}
-        return self.tokenizer.encode_chat(chat_messages(messages), **{**variables, **own})
+    def _ids_of_chat(self, prompt: Any, options: ChatOptions, given: Mapping[str, Any]) -> Any:
+        """Token ids of messages; another prompt as it is. Raises ConfigError."""
+        if is_conversation(prompt):
+            return options.encode(prompt, self.tokenizer)
+        options.refuse_without_messages(given)
+        return prompt
 
     def _stream(self, request: _Request) -> Generator[StreamDelta | None, None, None]:
         final_only = request.choices[0].params.output_kind is RequestOutputKind.FINAL_ONLY
@@ -302,6 +312,8 @@ class LLM:
                 delta = request.next_delta()
                 if delta is not None and (delta.finished or not final_only):
                     yield delta
+            if request.cut_off:
+                raise EngineDeadError("this LLM was closed before the request had ended")
         finally:
             with self._lock:
                 self._abort([request])
@@ -582,6 +594,10 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of calls without any: `SamplingParams()`, whatever the model's generation_config.json says."""
+        return SamplingParams()
 
     def reset_prefix_cache(self) -> None:
         """Forget the cache of earlier requests."""

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Required, TypedDict
 
 import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.sampling_params import SamplingParams
 from paceline.tokenizer import Tokenizer
+from paceline.values import as_integer
+
+
+class TextPrompt(TypedDict, total=False):
+    """vLLM's mapping of a text. cache_salt: only prompts with the same one share cached blocks."""
+
+    prompt: Required[str]
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """vLLM's mapping of token ids, which count; prompt: their text, for the reader. cache_salt: as in TextPrompt."""
+
+    prompt_token_ids: Required[list[int]]
+    prompt: str
+    cache_salt: str
 
 
 def as_list(prompts: Any) -> list[Any]:
@@ -18,14 +34,47 @@ def as_list(prompts: Any) -> list[Any]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     scalar = isinstance(prompts, np.ndarray) and prompts.ndim == 0
-    if scalar or isinstance(prompts, bytes) or not isinstance(prompts, Sequence | np.ndarray):
+    if scalar or isinstance(prompts, bytes | bytearray | memoryview) or not isinstance(prompts, Sequence | np.ndarray):
         raise ConfigError(
-            f"prompts: {type(prompts).__name__} is neither text, token ids nor a list of them; decode bytes first"
+            f"prompts: {_kind(prompts)} is neither text, token ids nor a list of them; {_remedy(prompts)}"
         )
     prompts = list(prompts)
     if prompts and not isinstance(prompts[0], str | list | tuple | np.ndarray | Mapping):
         return [prompts]
     return prompts
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Whether a prompt is messages, right or wrong. Raises ConfigError for several prompts in the place of one."""
+    if not isinstance(prompt, list | tuple) or not prompt or not isinstance(prompt[0], str | list | tuple | Mapping):
+        if isinstance(prompt, np.ndarray) and prompt.ndim > 1:
+            raise _several(prompt)
+        return False
+    if isinstance(prompt[0], Mapping) and not {"prompt", "prompt_token_ids"} & {*prompt[0]}:
+        return True
+    raise _several(prompt)
+
+
+def _several(prompts: Any) -> ConfigError:
+    return ConfigError(
+        f"prompt: a list of prompts ({len(prompts)}) given where there is one; call it for each of them, or "
+        "LLM.generate(prompts) for all, LLM.chat for conversations"
+    )
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _remedy(value: Any) -> str:
+    """What to do with something that is no prompt."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "decode bytes first"
+    if as_integer(value) is not None:
+        return f"token ids come in a list: [{value}]"
+    if isinstance(value, Iterable):  # a generator, a set, a column of a table
+        return "make a list of it: list(...)"
+    return "give a text or a list of token ids"
 
 
 def token_ids(prompt: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[str | None, list[int]]:
@@ -120,8 +169,8 @@ def _unwrap(prompt: Mapping[str, Any]) -> Any:
 
 
 def _ids(prompt: Any) -> list[int]:
-    if isinstance(prompt, bytes | set | frozenset) or not isinstance(prompt, Sequence | np.ndarray):
-        raise ConfigError(f"prompt: {type(prompt).__name__} is neither text, token ids nor messages")
+    if isinstance(prompt, bytes | bytearray | memoryview) or not isinstance(prompt, Sequence | np.ndarray):
+        raise ConfigError(f"prompt: {_kind(prompt)} is neither text, token ids nor messages; {_remedy(prompt)}")
     ids = []
     for token in prompt:
         if isinstance(token, bool | np.bool_):

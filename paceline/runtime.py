@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import threading
+import weakref
 from pathlib import Path
 
 from paceline import _native
@@ -96,11 +97,29 @@ def missed_isa(isa: str) -> str | None:
     return why if why and why.startswith("the processor has AMX") else None
 
 
-@functools.cache
+class _Pool(_native.ThreadPool):
+    """One that can be referred to weakly."""
+
+
+_pools: weakref.WeakValueDictionary[int, _Pool] = weakref.WeakValueDictionary()
+_making = threading.Lock()
+
+
 def thread_pool(threads: int) -> _native.ThreadPool:
-    """The pool of this size; models of one process share it, since passes never overlap."""
-    return _native.ThreadPool(threads)
+    """The pool of this size; models of one process share it, since passes never overlap. Its threads end with the last
+    model that has it."""
+    with _making:
+        pool = _pools.get(threads)
+        if pool is None:
+            pool = _pools[threads] = _Pool(threads)
+        return pool
 
 
-# A forked child has none of the pool's workers: it must make its own.
-os.register_at_fork(after_in_child=thread_pool.cache_clear)
+def _forget_pools() -> None:
+    global _making
+    _making = threading.Lock()  # another thread may have held it
+    _pools.clear()
+
+
+# A forked child has none of the pools' workers: it must make its own.
+os.register_at_fork(after_in_child=_forget_pools)

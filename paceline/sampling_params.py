@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, NoReturn, TypeVar
 
 from paceline.errors import ConfigError
-from paceline.other_names import unknown_field
+from paceline.other_names import is_neutral_sampling, unknown_field
 from paceline.structured.params import StructuredOutputsParams
 from paceline.values import MAX_INT32, as_integer, as_number, shown
 
@@ -54,16 +54,16 @@ class RequestOutputKind(IntEnum):
 
 def known_fields(cls: Class) -> Class:
     """Make a frozen dataclass name the field, the value and the remedy where it is given a field that it does not have,
-    and where one is set."""
+    and where one is set. Fields of other engines at values that ask for nothing are dropped."""
     fields_of: Any = cls  # a dataclass
     init, known = fields_of.__init__, tuple(fields_of.__dataclass_fields__)
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **fields: Any) -> None:
         for name, value in fields.items():
-            if name not in known:
+            if name not in known and not is_neutral_sampling(name, value):
                 raise _fail(name, value, unknown_field(name, known))
-        init(self, *args, **fields)
+        init(self, *args, **{name: value for name, value in fields.items() if name in known})
 
     def refuse(self: Any, name: str, value: Any) -> NoReturn:
         what = type(self).__name__
@@ -104,6 +104,8 @@ class SamplingParams:
     same text into tokens is not. Where a grammar and these leave no token, the output ends with "abort".
     output_kind: what `outputs` of a stream's pieces hold; see there and StreamDelta.
 
+    Fields of vLLM's that there are not here are taken at values that ask for nothing (best_of=1, detokenize=True).
+
     Parameters cannot change; `clone` makes changed copies. Raises SamplingParamsError, which names the field, the value
     and the remedy.
     """
@@ -131,6 +133,11 @@ class SamplingParams:
     bad_words: Iterable[str] | None = ()
     prompt_logprobs: int | None = None
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    @classmethod
+    def from_optional(cls, **fields: Any) -> SamplingParams:
+        """Parameters from fields of which None means the default. Raises SamplingParamsError."""
+        return cls(**{name: value for name, value in fields.items() if value is not None})
 
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy in which these fields are others. Raises SamplingParamsError."""

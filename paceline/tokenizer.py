@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from paceline.chat_template import ChatTemplateError, render
+from paceline.chat_template import ChatTemplateError, cut_behind, marked, render
 from paceline.errors import CheckpointError
 from paceline.weights.checkpoint import Checkpoint, open_checkpoint
 from paceline.weights.gguf_model import GGUFCheckpoint
@@ -35,6 +35,9 @@ codecs.register_error(EACH_BYTE, _replace_each_byte)
 _BEFORE = "\x02"  # in no token together with other characters
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+
+# keywords of transformers' apply_chat_template that are no variables of a template
+_ABOUT_IDS = ("tokenize", "padding", "truncation", "return_tensors", "return_dict")
 
 
 class Tokenizer:
@@ -131,20 +134,8 @@ class Tokenizer:
             return bytes([int(match[1], 16)])
         return text.replace(SPACE, " ").encode()
 
-    def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
-        chat_template: str | None = None,
-        **variables: Any,
-    ) -> str:
-        """The prompt text for OpenAI-style messages. Raises `ChatTemplateError`.
-
-        `chat_template` replaces the model's own; other keywords are variables of the template
-        (enable_thinking=False).
-        """
+    def template_for(self, chat_template: str | None = None, tools: list[dict[str, Any]] | None = None) -> str:
+        """The source of the template that `apply_chat_template` runs. Raises `ChatTemplateError`."""
         source = chat_template
         if source is None and tools:
             source = self.templates.get("tool_use")
@@ -154,13 +145,40 @@ class Tokenizer:
             raise ChatTemplateError(
                 "this model has no chat template; use plain completion, or pass a Jinja chat_template="
             )
-        return render(
-            source,
+        return source
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> str:
+        """The prompt text for OpenAI-style messages. Raises `ChatTemplateError`.
+
+        `chat_template` replaces the model's own. `continue_final_message`: the text ends where the last message's
+        does, wherever the template puts it. Other keywords are variables of the template (enable_thinking=False), as
+        in transformers; its keywords about ids are refused unless they are None or False (tokenize=False).
+        """
+        for name in _ABOUT_IDS:
+            if variables.pop(name, None):
+                raise ChatTemplateError(f"{name}: this returns text; encode_chat(messages) returns a list of ids")
+        mark = ""
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ChatTemplateError("continue_final_message: needs add_generation_prompt=False")
+            messages, mark = marked(messages)
+        text = render(
+            self.template_for(chat_template, tools),
             messages,
             add_generation_prompt=add_generation_prompt,
             tools=tools,
             **{**self.special_tokens, **variables},
         )
+        return cut_behind(text, mark) if continue_final_message else text
 
     def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
         """`apply_chat_template`, then `encode` without adding anything: the template writes its own BOS."""

@@ -62,6 +62,38 @@ def test_chat(tokenizer):
     assert tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=False).endswith("<|im_end|>\n")
 
 
+def test_keywords_of_transformers_about_ids(tokenizer):
+    want = tokenizer.apply_chat_template(MESSAGES)
+    assert tokenizer.apply_chat_template(MESSAGES, tokenize=False, return_tensors=None, truncation=False) == want
+    for name, value in (("tokenize", True), ("return_tensors", "pt"), ("return_dict", True), ("padding", True)):
+        with pytest.raises(ChatTemplateError, match=f"^{name}: this returns text; encode_chat"):
+            tokenizer.apply_chat_template(MESSAGES, **{name: value})
+
+
+@pytest.mark.parametrize("begun", ["Hello", "im", "m_e", "<|", "a ", "a\n", ""])
+def test_the_last_message_is_continued(tokenizer, begun):
+    """Also one that stands in what the template writes behind it."""
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+    assert text == f"<|im_start|>user\nHello 12<|im_end|>\n<|im_start|>assistant\n{begun}"
+    assert messages[-1]["content"] == begun
+
+
+@pytest.mark.parametrize(
+    ("messages", "told"),
+    [
+        ([], "there is no message"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "has no text to go on with"),
+        (["a"], "has no text to go on with"),
+    ],
+)
+def test_what_cannot_be_continued(tokenizer, messages, told):
+    with pytest.raises(ChatTemplateError, match=told):
+        tokenizer.apply_chat_template(messages, add_generation_prompt=False, continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="needs add_generation_prompt=False"):
+        tokenizer.apply_chat_template(MESSAGES, continue_final_message=True)
+
+
 def test_token_bytes(tokenizer):
     for text in ("Hello", " world", "é", "😀", "\n", "<|im_end|>", "<tool_call>"):
         assert b"".join(tokenizer.token_bytes(i) for i in tokenizer.encode(text)) == text.encode()

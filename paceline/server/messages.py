@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.async_llm import AsyncLLM
-from paceline.chat_template import ChatTemplateError
 from paceline.server.errors import ApiError, bad
 from paceline.server.functions import modern
 from paceline.server.tool_prompt import in_words
@@ -103,19 +102,10 @@ async def chat_prompt(
     generate = not go_on if add_generation_prompt is None else add_generation_prompt
     if go_on and generate:
         raise bad("continue_final_message", True, "contradicts add_generation_prompt; give one of them")
-    text = await engine.render_chat(plain, add_generation_prompt=generate, tools=tools, **variables)
-    if go_on:
-        text = _cut_behind(text, plain[-1]["content"])
+    text = await engine.render_chat(
+        plain, add_generation_prompt=generate, continue_final_message=go_on, tools=tools, chat_template_kwargs=variables
+    )
     return text, await engine.encode(text, add_special_tokens=bool(add_special_tokens))
-
-
-def _cut_behind(text: str, content: str) -> str:
-    """The rendered conversation up to the end of the last message's text, so that generation goes on in it."""
-    content = content.strip()
-    at = text.rfind(content) if content else -1
-    if at < 0:
-        raise ChatTemplateError("continue_final_message: the last message's text is not in what the template wrote")
-    return text[: at + len(content)]
 
 
 def refuse_unknown_model(model: str | None, names: tuple[str, ...]) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 
 import paceline
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, TextPrompt, TokensPrompt
+from paceline.cli.hints import OPTIONS
 from paceline.errors import ConfigError, PacelineError
 from paceline.other_names import LLM_OPTIONS, NEUTRAL
 
@@ -116,29 +120,26 @@ def test_messages_in_place_of_a_prompt_are_told_where_to_go(world: World) -> Non
         world.plain.generate([{"role": "user", "content": "x"}], GREEDY)
 
 
-def test_template_variables_may_come_together(world: World) -> None:
-    """vLLM's chat_template_kwargs is no variable of its own."""
-    message, template = [{"role": "user", "content": "a"}], "{{ messages[0].content }}{{ mark }}"
-    plain, each, together, both = (
-        world.plain.chat(message, GREEDY, chat_template=template, **more)[0].prompt_token_ids
-        for more in (
-            {},
-            {"mark": "b"},
-            {"chat_template_kwargs": {"mark": "b"}, "use_tqdm": False},
-            {"chat_template_kwargs": {"mark": "c"}, "mark": "b"},
-        )
-    )
-    assert plain != each == together == both
-    with pytest.raises(ConfigError, match="chat_template_kwargs"):
-        world.plain.chat(message, GREEDY, chat_template_kwargs="x")
-
-
 @pytest.mark.parametrize(
     ("option", "told"),
     [
         ("gpu_memory_utilization", "kv_cache_space"),
         ("tensor_parallel_size", "threads"),
         ("max_num_seq", "did you mean 'max_num_seqs'"),
+        ("n_gpu_layers", "models run on the processor"),
+        ("revision", "a folder that holds it"),
+        ("task", "generate text, nothing else"),
+        ("runner", "generate text, nothing else"),
+        ("chat_template", r"llm\.chat\(messages, chat_template="),
+        ("block_size", "16 tokens"),
+        ("served_model_name", "--served-model-name"),
+        ("guided_decoding_backend", "llguidance"),
+        ("hf_overrides", r"config\.json"),
+        ("limit_mm_per_prompt", "text alone"),
+        ("skip_tokenizer_init", "without a tokenizer"),
+        ("logits_processors", "logit_bias"),
+        ("generation_config", r"SamplingParams\(\.\.\.\)"),
+        ("override_generation_config", r"SamplingParams\(\.\.\.\)"),
         ("no_idea", r"no_idea: there is no such option; Options: model, dtype, .*allow_longer_drafts$"),
     ],
 )
@@ -155,9 +156,71 @@ def test_an_option_that_asks_for_what_is_the_case_does_nothing(option: str) -> N
     for value in NEUTRAL[option]:
         with pytest.raises(PacelineError, match="no-such-model"):
             LLM("no-such-model", **{option: value})  # type: ignore[arg-type]
-    for value in (2, "other", 1.0):
+    for value in (2, "other", 1.5):
         with pytest.raises(ConfigError, match=f"{option}: there is no such option; "):
             LLM("no-such-model", **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", sorted(LLM_OPTIONS))
+def test_every_option_of_others_may_be_none(option: str) -> None:
+    with pytest.raises(PacelineError, match="no-such-model"):
+        LLM("no-such-model", **{option: None})  # type: ignore[arg-type]
+
+
+def test_no_option_of_others_is_one_of_ours() -> None:
+    assert not set(LLM_OPTIONS) & set(inspect.signature(LLM).parameters)
+
+
+def test_the_command_line_says_the_same_of_layers_on_a_graphics_card() -> None:
+    assert OPTIONS["--n-gpu-layers"][1] == OPTIONS["-ngl"][1] == LLM_OPTIONS["n_gpu_layers"] == LLM_OPTIONS["device"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "remedy"),
+    [
+        (None, "give a text or a list of token ids"),
+        (5, r"in a list: \[5\]"),
+        (b"abc", "decode bytes first"),
+        (bytearray(b"abc"), "decode bytes first"),
+        ((text for text in ("a", "b")), r"make a list of it: list\("),
+        ({"a", "b"}, r"make a list of it: list\("),
+        (1.5, "give a text or a list of token ids"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prompt_is_told_what_would_be(world: World, prompt: Any, remedy: str) -> None:
+    for call in (world.plain.generate, world.plain.stream):
+        with pytest.raises(ConfigError, match=f"^prompts?: .* is neither text, token ids nor .*{remedy}") as caught:
+            call(prompt, GREEDY)
+        assert ("decode" in str(caught.value)) == isinstance(prompt, bytes | bytearray)
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "prompts", [["a", "b"], ["a"], [[1, 2], [3]], [MESSAGES, MESSAGES], [{"prompt": "a"}], (MESSAGES,)], ids=str
+)
+def test_a_stream_has_one_prompt(world: World, prompts: Any) -> None:
+    said = rf"prompt: a list of prompts \({len(prompts)}\) given where there is one; .*LLM\.generate"
+    with pytest.raises(ConfigError, match=said):
+        world.plain.stream(prompts, GREEDY)
+
+
+def test_a_tuple_of_messages_is_a_conversation(world: World) -> None:
+    want = world.plain.chat(MESSAGES, GREEDY)[0].outputs[0].token_ids
+    last = list(world.plain.stream(tuple(MESSAGES), GREEDY))[-1]  # type: ignore[arg-type]
+    assert last.outputs[0].token_ids == want
+
+
+def test_mappings_as_vllm_makes_them(world: World) -> None:
+    ids = world.plain.tokenizer.encode("abc")
+    for prompt in (
+        TextPrompt(prompt="abc"),
+        TokensPrompt(prompt_token_ids=ids),
+        TokensPrompt(prompt_token_ids=ids, prompt="x"),
+    ):
+        assert world.plain.generate(prompt, GREEDY)[0].prompt_token_ids == ids
 
 
 def test_names_that_were_not_used_yet_are_listed() -> None:

@@ -165,15 +165,15 @@ def test_logit_bias_cannot_change():
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("best_of", "best_of=1: is not supported; ask for n choices and choose yourself"),
-        ("max_new_tokens", "max_new_tokens=1: use max_tokens"),
-        ("temprature", "temprature=1: there is no such field; did you mean 'temperature'? Fields: n, temperature, "),
-        ("zzz", "zzz=1: there is no such field. Fields: n, "),
+        ("best_of", "best_of=2: is not supported; ask for n choices and choose yourself"),
+        ("max_new_tokens", "max_new_tokens=2: use max_tokens"),
+        ("temprature", "temprature=2: there is no such field; did you mean 'temperature'? Fields: n, temperature, "),
+        ("zzz", "zzz=2: there is no such field. Fields: n, "),
     ],
 )
 def test_a_field_that_there_is_not_is_named_with_what_stands_for_it(name: str, told: str) -> None:
     with pytest.raises(PacelineError) as caught:
-        SamplingParams(n=1, **{name: 1})
+        SamplingParams(n=1, **{name: 2})
     assert str(caught.value).startswith(told)
     with pytest.raises(PacelineError):
-        dataclasses.replace(SamplingParams(), **{name: 1})
+        dataclasses.replace(SamplingParams(), **{name: 2})

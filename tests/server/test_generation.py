@@ -153,12 +153,16 @@ def test_extras_of_other_servers(server, spec):
     assert none["choices"][0]["message"] == body["choices"][0]["message"]
 
 
-def test_the_last_message_can_be_continued(server, plain):
-    messages = [*MESSAGES, {"role": "assistant", "content": "ha ha"}]
+@pytest.mark.parametrize("begun", ["ha ha", "e", "|", "a ", ""])
+def test_the_last_message_can_be_continued(server, plain, begun):
+    """As in the library, also where the template writes such a text behind it."""
+    messages = [*MESSAGES, {"role": "assistant", "content": begun}]
     body = server.ok(CHAT, messages=messages, continue_final_message=True, return_token_ids=True, **SAMPLED)
-    text = plain.tokenizer.apply_chat_template(messages, add_generation_prompt=False)
-    ids = plain.tokenizer.encode(text[: text.rindex("ha ha") + 5], add_special_tokens=False)
-    assert body["prompt_token_ids"] == ids
+    text = plain.tokenizer.apply_chat_template([*MESSAGES, {"role": "assistant", "content": "#"}])
+    assert body["prompt_token_ids"] == plain.tokenizer.encode(text[: text.index("#")] + begun, add_special_tokens=False)
+    want = plain.chat(messages, SamplingParams(**SAMPLED), continue_final_message=True)[0]
+    assert body["prompt_token_ids"] == want.prompt_token_ids
+    assert body["choices"][0]["message"]["content"] == want.outputs[0].text
 
 
 def test_text_parts_and_template_variables(server, plain, monkeypatch):
