@@ -1,4 +1,4 @@
-"""Paceline: text generation with large language models on CPUs, several times faster, not one token changed."""
+"""Paceline: text generation with large language models on CPUs, faster, not one token changed."""
 
 from __future__ import annotations
 
