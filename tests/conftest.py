@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -13,6 +14,13 @@ settings.load_profile("any machine")
 # a shell starts what runs in the background with Ctrl-C ignored, and what tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
+    """The processes of a run have to agree on the names of tests."""
+    named = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]+", item.nodeid)]
+    if named:
+        raise pytest.UsageError(f"{named[0]}: has an address in its name; give its parameters ids")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -186,7 +186,7 @@ def test_the_command_line_says_the_same_of_layers_on_a_graphics_card() -> None:
         ({"a", "b"}, r"make a list of it: list\("),
         (1.5, "give a text or a list of token ids"),
     ],
-    ids=str,
+    ids=["None", "int", "bytes", "bytearray", "generator", "set", "float"],
 )
 def test_what_is_no_prompt_is_told_what_would_be(world: World, prompt: Any, remedy: str) -> None:
     for call in (world.plain.generate, world.plain.stream):
