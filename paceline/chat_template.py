@@ -25,6 +25,7 @@ class ChatTemplateError(PacelineError):
 def render(
     source: str,
     messages: list[dict[str, Any]],
+    /,  # variables may have these names
     *,
     add_generation_prompt: bool = True,
     tools: list[dict[str, Any]] | None = None,
@@ -43,11 +44,15 @@ def render(
     # Clients send `"tool_calls": null`; templates test for the key.
     plain = [{key: value for key, value in message.items() if value is not None} for message in plain]
     try:
-        return _compile(source).render(
-            messages=plain,
-            tools=_plain(tools, "tools") or None,
-            add_generation_prompt=add_generation_prompt,
-            **_plain(variables, "template variables"),
+        return str(
+            _compile(source).render(
+                {
+                    "messages": plain,
+                    "tools": _plain(tools, "tools") or None,
+                    "add_generation_prompt": add_generation_prompt,
+                    **_plain(variables, "template variables"),
+                }
+            )
         )
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
@@ -76,6 +81,8 @@ def marked(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         raise ChatTemplateError("continue_final_message: there is no message to go on with")
     last = messages[-1]
     text = (last.get("content") or "") if isinstance(last, Mapping) else None
+    if isinstance(last, Mapping) and last.get("tool_calls"):
+        raise ChatTemplateError("continue_final_message: the last message ends with tool calls; send their results")
     if not isinstance(text, str):
         raise ChatTemplateError("continue_final_message: the last message has no text to go on with")
     mark = f"[continued here {secrets.token_hex(8)}] "
@@ -88,7 +95,8 @@ def cut_behind(text: str, mark: str) -> str:
     at = text.rfind(mark.rstrip())
     if at < 0:
         raise ChatTemplateError("continue_final_message: the last message's text is not in what the template wrote")
-    return text[:at] if text.startswith(mark, at) else text[:at].rstrip()
+    before = text[:at] if text.startswith(mark, at) else text[:at].rstrip()
+    return before.replace(mark, "").replace(mark.rstrip(), "")  # of a template that writes the message twice
 
 
 def variables_of(source: str) -> frozenset[str]:

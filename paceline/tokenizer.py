@@ -150,6 +150,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: list[dict[str, Any]],
+        /,  # variables may have these names
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
@@ -180,7 +181,7 @@ class Tokenizer:
         )
         return cut_behind(text, mark) if continue_final_message else text
 
-    def encode_chat(self, messages: list[dict[str, Any]], **kwargs: Any) -> list[int]:
+    def encode_chat(self, messages: list[dict[str, Any]], /, **kwargs: Any) -> list[int]:
         """`apply_chat_template`, then `encode` without adding anything: the template writes its own BOS."""
         return self.encode(self.apply_chat_template(messages, **kwargs), add_special_tokens=False)
 

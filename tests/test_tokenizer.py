@@ -182,3 +182,28 @@ def test_padding_and_truncation_of_the_file_are_ignored(folder, tokenizer):
     tokenizer.backend.no_truncation()
     tokenizer.backend.no_padding()
     assert load_tokenizer(folder).encode("Hello 12 Hello 12") == tokenizer.encode("Hello 12 Hello 12")
+
+
+def test_variables_of_a_template_may_have_any_name(tokenizer):
+    source = "{{ source }}{{ text }}{{ self_ }}"
+    said = tokenizer.apply_chat_template([], chat_template=source, source="a", text="b", self_="c", self=1, messages_=2)
+    assert said == "abc"
+
+
+def test_a_message_that_is_written_twice_is_continued_without_a_mark(tokenizer):
+    source = "{% for m in messages %}{{ m.content }}|{% endfor %}{{ messages[-1].content }}END"
+    messages = [*MESSAGES, {"role": "assistant", "content": "xy"}]
+    said = tokenizer.apply_chat_template(
+        messages, chat_template=source, add_generation_prompt=False, continue_final_message=True
+    )
+    assert said.endswith("|xy|xy") and "continued" not in said
+    trimmed = source.replace("content }}", "content | trim }}")
+    assert "continued" not in tokenizer.apply_chat_template(
+        messages, chat_template=trimmed, add_generation_prompt=False, continue_final_message=True
+    )
+
+
+def test_a_message_with_tool_calls_is_not_continued(tokenizer):
+    call = {"role": "assistant", "content": "ok", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    with pytest.raises(ChatTemplateError, match="tool calls"):
+        tokenizer.apply_chat_template([*MESSAGES, call], add_generation_prompt=False, continue_final_message=True)

@@ -172,6 +172,11 @@ class Connection(HttpToolsProtocol):
         """Whether a request is being answered, or waits for its answer, that was not refused."""
         return any(not c.response_complete and REFUSED not in c.scope["extensions"] for c in self._cycles)
 
+    def abort_if_written(self) -> None:
+        """End the connection at once, unless the client has not taken all of its answer yet."""
+        if self.transport is not None and not self.transport.get_write_buffer_size():
+            self.transport.abort()
+
     def _end_all(self) -> None:
         """Tell the requests of this connection that nobody hears their answers."""
         for cycle in self._cycles:

@@ -29,6 +29,7 @@ ACCEPTED = frozenset(
         "inference_geo",
         "speed",
         "spaces_between_special_tokens",
+        "client_metadata",
     }
 )
 
@@ -51,6 +52,7 @@ REFUSED: Mapping[str, str] = UNSUPPORTED_SAMPLING | {
     "typical_p": "is not supported",
     "mirostat": "is not supported",
     "top_a": "is not supported",
+    "dynatemp_range": "is not supported",
     "tfs": "is not supported",
     "xtc_probability": "is not supported",
     "dry_multiplier": "is not supported",
@@ -72,6 +74,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "xtc_probability": (0, 0.0),
     "dry_multiplier": (0, 0.0),
     "top_a": (0, 0.0),
+    "verbosity": ("medium",),
+    "id_slot": (-1,),
+    "dynatemp_range": (0, 0.0),
     "truncate_prompt_tokens": (-1,),
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
 }
@@ -111,7 +116,7 @@ def check_extra(extra: Mapping[str, Any] | None, known: Iterable[str]) -> None:
     Raises ApiError, which names the field.
     """
     for name, value in (extra or {}).items():
-        if name in ACCEPTED:
+        if value is None or name in ACCEPTED or (name in ELSEWHERE and is_neutral(name, value)):
             continue
         if name in REFUSED:
             if not is_neutral(name, value):
@@ -126,7 +131,7 @@ def check_nested(
     """The same for an object inside of a request, at this path. known: its fields, also those that change nothing.
     remedies: of fields that are refused for a reason, unless they ask for nothing. Raises ApiError."""
     for name in value:
-        if name in known:
+        if value[name] is None or name in known:
             continue
         why = (remedies or {}).get(name)
         if why is None:

@@ -31,6 +31,7 @@ SWITCH_INTERVAL = 0.001  # seconds after which a thread that waits for the inter
 # asks every five seconds now and then finds its connection closed just as it sends.
 KEEP_ALIVE = 75
 LAST_RESORT = 10  # seconds after the engine was closed; then connections that are still open are cut
+FAREWELL_SECONDS = 1.0  # for a client to take leave of its connection under TLS, when the server ends
 
 
 class Server(uvicorn.Server):
@@ -61,6 +62,7 @@ class Server(uvicorn.Server):
         timer = loop.call_later(self.patience, self._end_requests)
         most, begin = self.config.timeout_graceful_shutdown, loop.time()
         self.server_state.draining = True
+        farewell: asyncio.Task[None] | None = None
         try:
             while any(isinstance(c, Connection) and c.is_serving for c in self.server_state.connections):
                 if most is not None and loop.time() - begin >= most:
@@ -68,9 +70,21 @@ class Server(uvicorn.Server):
                 await asyncio.sleep(0.05)
             if most is not None:
                 self.config.timeout_graceful_shutdown = max(1, round(most - (loop.time() - begin)))
+            if self.config.is_ssl:
+                farewell = asyncio.ensure_future(self._let_go())
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            if farewell is not None:
+                farewell.cancel()
+
+    async def _let_go(self) -> None:
+        """Under TLS a connection that is closed waits for half a minute for a client that says nothing."""
+        while True:
+            await asyncio.sleep(FAREWELL_SECONDS)
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, Connection) and not connection.is_serving:
+                    connection.abort_if_written()
 
     def _end_requests(self) -> None:
         """Every request gets an error that says why, and its connection ends in order."""

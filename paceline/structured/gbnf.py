@@ -6,8 +6,14 @@ import re
 from functools import lru_cache
 
 MAX_GBNF = 16 * 1024  # characters: the converter's time grows with the square of the number of rules
-_RULE = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.M)
-_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|\.', re.S)
+_RULE = re.compile(r"^[ \t]*[A-Za-z0-9][\w-]*[ \t]*::=", re.M)
+# literals and classes, to the end of the text where they are not closed: else each beginning would be looked at alone
+_PARTS = re.compile(
+    r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#[^\n]*|\.|\{[^}"\[]*\}|[A-Za-z0-9][\w-]*', re.S
+)
+# the converter drops the parentheses of a group of one repeated item; an empty literal makes two of it
+_REPEATED = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|([?*+}])\s*\)', re.S)
+_OURS = re.compile(r"\b[rR](\d+)\b")
 _CHAR = re.compile(r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.S)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "[": "[", "]": "]"}
 _TOKENS = re.compile(r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|\b[A-Z][A-Z0-9_]*\b', re.S)
@@ -19,20 +25,44 @@ def is_gbnf(text: str) -> bool:
     return _RULE.search(text) is not None
 
 
-@lru_cache(maxsize=16)
 def as_lark(text: str) -> str:
     """Raises ValueError for what is no GBNF."""
+    lark, error = _converted(text)
+    if error:
+        raise ValueError(error)
+    return lark
+
+
+@lru_cache(maxsize=16)
+def _converted(text: str) -> tuple[str, str]:
+    """The grammar, or what is wrong with it: that is remembered, too."""
+    try:
+        return _convert(text), ""
+    except ValueError as error:
+        return "", str(error)
+
+
+def _convert(text: str) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if len(text) > MAX_GBNF:
         raise ValueError(f"GBNF of more than {MAX_GBNF} characters is not converted; write it in Lark")
-    plain = _PARTS.sub(lambda part: _plain(part[0]), text)
+    rules: dict[str, str] = {"root": "root"}  # under names that the converter cannot take for others
+
+    def rewritten(part: re.Match[str]) -> str:
+        if part[0][0].isalnum():
+            return rules.setdefault(part[0], f"r{len(rules)}")
+        return part[0] if part[0].startswith("{") else _plain(part[0])
+
+    plain = _REPEATED.sub(lambda found: f'{found[1]} "")' if found[1] else found[0], _PARTS.sub(rewritten, text))
     try:
         lark = str(gbnf_to_lark(plain))
     except RecursionError:
         raise ValueError("GBNF: it is nested too deeply") from None
     except Exception as error:  # the converter's own, and plain ones
-        raise ValueError(f"GBNF: {error}") from None
+        names = {ours[1:]: name for name, ours in rules.items()}
+        said = _OURS.sub(lambda found: names.get(found[1], found[0]), str(error))
+        raise ValueError(f"GBNF: {said}") from None
     # A rule in capitals would be read as one token, as far as it goes: [a-z]+ would leave no letter to what follows.
     return _TOKENS.sub(lambda found: f"as_rule_{found[0].lower()}" if found[0][0].isupper() else found[0], lark)
 
@@ -43,8 +73,10 @@ def _plain(part: str) -> str:
         return _ANY
     if part.startswith("#"):
         return ""
-    inner = part[1:-1]
-    if part.startswith('"'):
+    inner, ends = part[1:-1], '"' if part.startswith('"') else "]"
+    if len(part) < 2 or not part.endswith(ends):
+        raise ValueError(f"GBNF: {part[:20]} is not closed; it lacks a {ends}")
+    if ends == '"':
         return '"' + "".join(_written(char, '"\\') for char, _ in _chars(inner)) + '"'
     chars = _chars(inner.removeprefix("^"))
     out, i = "[^" if inner.startswith("^") else "[", 0

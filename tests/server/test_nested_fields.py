@@ -9,6 +9,7 @@ import pytest
 
 from paceline.server.errors import in_json, shown
 from paceline.server.fields import ELSEWHERE
+from paceline.server.tool_fields import check_chat
 
 from .test_features import ANTHROPIC_TOOLS, ASK, FLAT, FUNCTION, SCHEMA, SILENT, TOOLS
 
@@ -218,3 +219,29 @@ def test_words_in_quotes_are_the_clients():
     assert in_json("the model's None, a client's True") == "the model's null, a client's true"
     assert shown("None") == "'None'" and shown({"a": [None, True, 1.5]}) == '{"a": [null, true, 1.5]}'
     assert len(shown(["x" * 1000])) < 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_predict": None, "provider": None, "keep_alive": None, "num_ctx": None, "whatever": None},
+        {"timings_per_token": False, "return_progress": False, "id_slot": -1, "dynatemp_range": 0},
+        {"response_format": {"type": "text", "json_schema": None, "foo": None}},
+        {"verbosity": "medium", "client_metadata": {"origin": "a"}},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(server, fields: dict[str, Any]):
+    """As docs/api.md says: null is the same as no field, whatever its name."""
+    answer = server.post(CHAT, **{**BASE[CHAT], **fields})
+    assert answer.status_code == 200, answer.text
+
+
+def test_null_inside_of_tools_is_no_field():
+    tools = [{"type": "function", "custom": None, "function": {"name": "g", "id": None}}]
+    check_chat(tools, {"type": "function", "function": {"name": "g", "arguments": None}})
+
+
+@pytest.mark.parametrize("name", ["source", "self", "text", "messages_"])
+def test_variables_of_a_template_may_have_any_name(server, name: str):
+    answer = server.post(CHAT, **BASE[CHAT], chat_template_kwargs={name: 1})
+    assert answer.status_code == 200, answer.text

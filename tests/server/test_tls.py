@@ -51,6 +51,8 @@ def test_a_server_with_a_certificate(folder: Path, tmp_path: Path):
                 assert answer.headers["access-control-allow-origin"] == "https://a.example"
                 assert joined(parse_events(answer.iter_lines()))["text"] == whole["text"]
             assert client.get("/v1/embeddings").status_code == 404
+            process.terminate()  # the client's connection stays open and idle: nobody takes leave under TLS
+            process.wait(600)
     finally:
         process.terminate()
         rest = process.stderr.read()

@@ -40,6 +40,9 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ('root-x ::= "q"\nroot ::= root-x+ "."?', ["q", "qq."], [".", "qx"]),
     ('root ::= ([a-z] | "ab")* "ab"', ["ab", "cab", "abab"], ["b"]),
     ('root ::= Foo bar\nFoo ::= "f"\nbar ::= [0-9]{2,3}', ["f12", "f123"], ["f1", "f1234"]),
+    ('root ::= ([0-9]+)? (("a" "b"?)*)+ ("c"{2})? [)+] "+)"', ["1abcc)+)", "++)", "aab)+)"], ["c)+)", "1"]),
+    ('root ::= item Item start 1x a-b\nitem ::= "2"\nItem ::= "4"\nstart ::= "s"\n1x ::= "x"\na-b ::= a_b\na_b ::= "_"',
+     ["24sx_"], ["42sx_", "24s"]),
     (JSON, ['{"a": [1, -2.5e3, "\\u00e9\\n", {}], "b": null}', "{}"], ["[]", '{"a"}', '{"a": 01}', '{"a": "\x01"}']),
 ]  # fmt: skip
 
@@ -95,3 +98,16 @@ def test_what_is_none_is_refused_by_name(world: World, grammar: str, words: str)
 
 def test_a_comment_ends_with_its_line():
     assert "x" not in as_lark('root ::= "a" # "x\n  # x ::= "y"\n').replace("\\x", "")
+
+
+@pytest.mark.parametrize("text", ['"' + "[a" * 4000, "[a" * 8000, "[" * 16000, '"' + '\\"' * 4000 + "\\"])
+def test_what_is_never_closed_is_told_at_once(text: str):
+    """Each beginning was looked at for itself: seconds for a page of them."""
+    for _ in range(2):  # the answer is remembered
+        with pytest.raises(ValueError, match="is not closed"):
+            as_lark("root ::= " + text)
+
+
+def test_errors_have_the_names_of_the_grammar():
+    with pytest.raises(ValueError, match="Rule 'jsonString' not found"):
+        as_lark('root ::= word jsonString\nword ::= "a"')
