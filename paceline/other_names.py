@@ -8,9 +8,9 @@ from typing import Any
 
 _CORES = "leave it out: a model runs on the cores of one machine (threads=N); replicas: docs/distributed.md"
 _KV = "use kv_cache_space=GIB, the memory for keys and values"
-_PROCESSOR = "leave it out: models run on the processor"
+PROCESSOR = "leave it out: models run on the processor"
 _TEXT_ALONE = "leave it out: models here read text alone"
-_WITH_MODEL = "leave it out: the tokenizer comes with the model"
+WITH_MODEL = "leave it out: the tokenizer comes with the model"
 _GENERATES = "leave it out: models here generate text, nothing else"
 _NO_MODEL_DEFAULTS = "leave it out: generation_config.json is not read for sampling; SamplingParams(...) says all"
 _GRAMMARS = "leave it out: llguidance compiles all grammars"
@@ -25,8 +25,8 @@ LLM_OPTIONS: dict[str, str] = {
     "convert": _GENERATES,
     "cpu_offload_gb": "leave it out: weights are in memory as it is",
     "data_parallel_size": _CORES,
-    "device": _PROCESSOR,
-    "device_map": _PROCESSOR,
+    "device": PROCESSOR,
+    "device_map": PROCESSOR,
     "disable_custom_all_reduce": _CORES,
     "disable_log_requests": "leave it out: requests are not logged here",
     "disable_log_stats": "leave it out: figures come with each output (RequestOutput.metrics)",
@@ -55,7 +55,7 @@ LLM_OPTIONS: dict[str, str] = {
     "model_path": "use model",
     "n_batch": "use max_num_batched_tokens",
     "n_ctx": "use max_model_len",
-    "n_gpu_layers": _PROCESSOR,
+    "n_gpu_layers": PROCESSOR,
     "n_threads": "use threads",
     "num_gpu_blocks_override": _KV,
     "num_speculative_tokens": "put it into speculative_config, or give it with each call",
@@ -73,9 +73,9 @@ LLM_OPTIONS: dict[str, str] = {
     "task": _GENERATES,
     "tensor_parallel_size": _CORES,
     "token": "set the environment variable HF_TOKEN",
-    "tokenizer": _WITH_MODEL,
-    "tokenizer_mode": _WITH_MODEL,
-    "tokenizer_revision": _WITH_MODEL,
+    "tokenizer": WITH_MODEL,
+    "tokenizer_mode": WITH_MODEL,
+    "tokenizer_revision": WITH_MODEL,
     "torch_dtype": "use dtype",
     "trust_remote_code": "leave it out: no remote code is ever run",
     "use_tqdm_on_load": "leave it out: there is no bar",

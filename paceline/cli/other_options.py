@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-_PROCESSOR = "leave it out: models run on the processor"
+from paceline.other_names import PROCESSOR, WITH_MODEL
+
 _MODEL = "the model is an argument: paceline {command} MODEL"
 _PROMPT = "the prompt is an argument: paceline generate TEXT"
 _MEMORY = "leave it out: memory is taken as it is needed"
-_TOKENIZER = "leave it out: the tokenizer comes with the model"
 _FILES = "leave it out: it follows from the files"
 _LOGGED = "leave it out: a line per request is logged (serve --log-level warning: none)"
 _ONE_BACKEND = "leave it out: there is one backend"
@@ -44,7 +44,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "--data-parallel-size": ((), _PROCESSES),
     "--dataset-name": (("--dataset",), ""),
     "--dataset-path": (("--dataset",), ""),
-    "--device": ((), _PROCESSOR),
+    "--device": ((), PROCESSOR),
     "--disable-log-requests": ((), _LOGGED),
     "--disable-log-stats": ((), "leave it out: a server that has something to do logs figures every ten seconds"),
     "--distributed-executor-backend": ((), _PROCESSES),
@@ -78,7 +78,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "--mlock": ((), _NOTHING),
     "--model": ((), _MODEL),
     "--model-draft": (DRAFTER, ""),
-    "--n-gpu-layers": ((), _PROCESSOR),
+    "--n-gpu-layers": ((), PROCESSOR),
     "--n-predict": (LENGTH, ""),
     "--no-enable-chunked-prefill": ((), _CHUNKS),
     "--no-enable-log-requests": ((), _LOGGED),
@@ -107,8 +107,8 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "--temp": (("--temperature",), ""),
     "--tensor-parallel-size": (THREADS, ""),
     "--timeout": (("--request-timeout",), ""),
-    "--tokenizer": ((), _TOKENIZER),
-    "--tokenizer-mode": ((), _TOKENIZER),
+    "--tokenizer": ((), WITH_MODEL),
+    "--tokenizer-mode": ((), WITH_MODEL),
     "--ubatch-size": (ROWS, ""),
     "--uvicorn-log-level": (("--log-level",), ""),
     "-b": (ROWS, ""),
@@ -120,7 +120,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "-hf": ((), _MODEL),
     "-m": ((), _MODEL),
     "-md": (DRAFTER, ""),
-    "-ngl": ((), _PROCESSOR),
+    "-ngl": ((), PROCESSOR),
     "-np": (CHOICES, "leave it out: one answer at a time"),
     "-p": ((), _PROMPT),
     "-t": (THREADS, ""),

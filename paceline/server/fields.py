@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline.other_names import SAMPLING_FIELDS, UNSUPPORTED_SAMPLING
+from paceline.other_names import NEUTRAL_SAMPLING, SAMPLING_FIELDS, UNSUPPORTED_SAMPLING
 from paceline.server.errors import ApiError, bad, shown
 
 # They are about accounts, storage, scheduling or the transport, not about which tokens come. docs/api.md lists them.
@@ -65,8 +65,7 @@ REFUSED: Mapping[str, str] = UNSUPPORTED_SAMPLING | {
 
 # Values that mean the same as leaving the field out, besides null, false, "", [] and {}.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "length_penalty": (1, 1.0),
+    **{name: NEUTRAL_SAMPLING[name] for name in ("best_of", "length_penalty", "truncate_prompt_tokens")},
     "modalities": (["text"],),
     "mirostat": (0,),
     "typical_p": (1, 1.0),
@@ -77,7 +76,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "id_slot": (-1,),
     "dynatemp_range": (0, 0.0),
-    "truncate_prompt_tokens": (-1,),
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
 }
 

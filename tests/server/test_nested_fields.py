@@ -11,14 +11,12 @@ from paceline.server.errors import in_json, shown
 from paceline.server.fields import ELSEWHERE
 from paceline.server.tool_fields import check_chat
 
+from .test_feature_errors import ANTHROPIC, CHAT, PLAIN, RESPONSES
+from .test_feature_errors import BASE as ENDPOINTS
 from .test_features import ANTHROPIC_TOOLS, ASK, FLAT, FUNCTION, SCHEMA, SILENT, TOOLS
 
-CHAT, PLAIN, RESPONSES, ANTHROPIC = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-BASE: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": ASK, "max_tokens": 2},
-    PLAIN: {"prompt": "ab", "max_tokens": 2},
-    RESPONSES: {"input": "ab", "max_output_tokens": 2},
-    ANTHROPIC: {"messages": ASK, "max_tokens": 2},
+BASE = {
+    **ENDPOINTS,
     "/v1/messages/count_tokens": {"messages": ASK},
     "/tokenize": {"messages": ASK},
 }
